@@ -1,0 +1,116 @@
+"""Every option of the engine and the server, as nested frozen dataclasses; the command line is generated from them.
+
+Nothing else reads the environment or invents a default: `resolve` in `engine.py` turns options, model and machine into
+numbers once, at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+Precision = Literal["auto", "float32", "float64", "int8", "int4"]
+Drafter = Literal["ngram", "none"]
+Switch = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, and in what form its weights are kept."""
+
+    load_format: LoadFormat = "auto"
+    """How the weights are stored; "dummy" builds the config with random weights."""
+    precision: Precision = "auto"
+    """Weights on the device. auto: a GGUF's own blocks, else int8 per row on a CPU; float32 is the reference."""
+    max_model_len: int = 0
+    """Most tokens of prompt and answer together; 0 takes the model's own limit."""
+    tokenizer: str = ""
+    """A folder or tokenizer.json other than the model's own."""
+    chat_template: str = ""
+    """A Jinja file that replaces the model's chat template."""
+    revision: str = ""
+    """Branch, tag or commit of a hub id."""
+    seed: int = 0
+    """Seed of dummy weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """The KV cache."""
+
+    page_size: int = 16
+    """Positions a page holds."""
+    kv_tokens: int = 0
+    """Positions the KV cache holds; 0 sizes it from free memory, the model and the running rows."""
+    prefix_cache: bool = True
+    """Share the KV of common beginnings between requests and turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """What may run together."""
+
+    max_rows: int = 64
+    """Most requests in one step."""
+    max_step_tokens: int = 1024
+    """Most tokens, drafts included, that one step feeds to the model."""
+    chunk: int = 256
+    """Most prompt tokens of one request in one step."""
+    max_queue: int = 1024
+    """Requests that may wait; beyond it the answer is 429."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """Speculation."""
+
+    draft: Drafter = "ngram"
+    """Who writes drafts."""
+    drafts: int = 3
+    """Most drafts per row and step."""
+    ngram_min: int = 3
+    """Shortest repeated suffix the n-gram drafter continues."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """The machine."""
+
+    threads: int = 0
+    """Threads for arithmetic; 0 takes the physical cores this process may use."""
+    overlap: Switch = "auto"
+    """Run host work under the device's step; auto takes what measured faster for the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Everything the engine process needs beside the model's name."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    draft: DraftOptions = field(default_factory=DraftOptions)
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise."""
+    port: int = 8000
+    """Port to listen on."""
+    served_model_name: str = ""
+    """Name clients use; the MODEL argument by default."""
+    api_key: str = ""
+    """Key that clients must send as a bearer token; empty asks for none."""
+    cors_origin: tuple[str, ...] = ()
+    """Origins that browsers may call from."""
+    lenient: bool = False
+    """Ignore unknown request fields instead of refusing them."""
+    max_body_bytes: int = 8 << 20
+    """Largest request body."""
+    drain_seconds: float = 30.0
+    """How long running answers may take to end after SIGTERM."""
