@@ -1,0 +1,152 @@
+"""Laws of the link: what is sent arrives whole and in order, and every request gets one finish."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from overdrive.errors import OverdriveError
+from overdrive.types import FinishReason, SamplingParams, TopLogprobs
+from overdrive.wire import (
+    Abort,
+    Batch,
+    EngineClient,
+    EngineEndpoint,
+    EngineInfo,
+    Failed,
+    Loading,
+    Logprobs,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+)
+
+INFO = EngineInfo(
+    model="tiny",
+    architecture="llama",
+    source="",
+    max_model_len=64,
+    vocab_size=259,
+    eos_ids=(256,),
+    defaults={"temperature": 0.5},
+    kv_tokens=256,
+    page_size=16,
+    max_rows=4,
+    max_queue=8,
+    drafter="none",
+    drafts=0,
+    precision="float32",
+    threads=1,
+    overlap=False,
+)
+PARAMS = SamplingParams(max_tokens=5, stop=(b"\xff\n", "é".encode()), logit_bias=((3, -100.0),), stop_token_ids=(256,))
+
+
+@pytest.fixture
+def address(tmp_path):
+    return f"ipc://{tmp_path}/link"
+
+
+def run_linked(address, body):
+    """Runs `body(client, endpoint)` with both ends open in one event loop."""
+
+    async def main():
+        client, endpoint = EngineClient(address), EngineEndpoint(address)
+        reader = asyncio.create_task(client.run())
+        try:
+            return await asyncio.wait_for(body(client, endpoint), 10)
+        finally:
+            reader.cancel()
+            endpoint.close()
+            client.close()
+
+    return asyncio.run(main())
+
+
+async def next_messages(endpoint):
+    while not (messages := endpoint.poll()):
+        await asyncio.sleep(0.001)
+    return messages
+
+
+async def next_message(endpoint):
+    (message,) = await next_messages(endpoint)
+    return message
+
+
+def test_submit_and_tokens_arrive_as_sent(address):
+    items = [
+        Tokens(
+            "a", [1, 2], accepted=1, offered=3, logprobs=Logprobs([-0.5, -1.0], [1, 2], [[1], [5]], [[-0.5], [-0.1]])
+        ),
+        Tokens("a", [256], finish=FinishReason.STOP, stop_token=256, cached_tokens=16),
+    ]
+
+    async def body(client, endpoint):
+        endpoint.send(Loading("weights", 1, 2))
+        endpoint.send(Ready(INFO))
+        assert await client.ready() == INFO
+        reply = client.submit("a", [7, 8], PARAMS)
+        submit = await next_message(endpoint)
+        assert (submit.id, submit.prompt, submit.params) == ("a", [7, 8], PARAMS)
+        for item in items:
+            endpoint.send(Batch([item, Tokens("stranger", [9])]))
+        endpoint.send(Stats(running=3))
+        assert [item async for item in reply] == items
+        while client.stats.running != 3:
+            await asyncio.sleep(0.001)
+        assert client.active == 0
+        assert endpoint.poll(0.05) == []  # a finished request is not aborted
+
+    run_linked(address, body)
+
+
+def test_a_reply_left_early_is_aborted_once(address):
+    async def body(client, endpoint):
+        reply = client.submit("a", [7], PARAMS)
+        assert isinstance(await next_message(endpoint), Submit)
+        endpoint.send(Batch([Tokens("a", [1])]))
+        await anext(reply)
+        reply.abort()
+        reply.abort()
+        assert await next_message(endpoint) == Abort("a")
+        assert endpoint.poll(0.05) == []
+        assert client.active == 0
+
+    run_linked(address, body)
+
+
+def test_a_failed_start_is_one_line(address):
+    async def body(client, endpoint):
+        endpoint.send(Failed("no such model: x"))
+        with pytest.raises(OverdriveError, match="no such model: x"):
+            await client.ready()
+
+    run_linked(address, body)
+
+
+def test_death_of_the_engine_finishes_every_request_with_an_error(address):
+    async def body(client, endpoint):
+        endpoint.send(Ready(INFO))
+        await client.ready()
+        early = client.submit("a", [7], PARAMS)
+        client.fail("the engine process ended")
+        late = client.submit("late", [7], PARAMS)
+        for item in (await anext(early), await anext(late)):
+            assert (item.finish, item.error) == (FinishReason.ERROR, "the engine process ended")
+        assert client.active == 0
+
+    run_linked(address, body)
+
+
+def test_logprobs_of_arrays_are_cut_to_count():
+    arrays = TopLogprobs(
+        chosen=np.array([-1.0, -2.0], np.float32),
+        ranks=np.array([1, 4], np.int32),
+        top_ids=np.array([[3, 4], [5, 6]]),
+        top=np.array([[-1.0, -1.5], [-0.5, -1.0]], np.float32),
+    )
+    assert Logprobs.of(arrays, 1) == Logprobs([-1.0], [1], [[3, 4]], [[-1.0, -1.5]])
