@@ -1,0 +1,90 @@
+"""Paged attention in plain torch: slow, clear, any dtype. Every fast path is compared with this one.
+
+Keys and values live in pages; a row's page table says which. Knows the batch and the pages, nothing of requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from overdrive.device.batch import Batch
+from overdrive.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """Keys and values of every layer: k_pages[layer], v_pages[layer] are [n_pages, Hkv, page_size, D].
+
+    Page 0 is scratch: padding writes there and nobody reads it. The tensors are written in place by attention.
+    """
+
+    k_pages: list[Tensor]
+    v_pages: list[Tensor]
+    page_size: int
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> PagedKV:
+        """Zeroed storage for `n_pages` pages, the scratch page included."""
+        shape = (n_pages, config.kv_heads, page_size, config.head_dim)
+
+        def layers() -> list[Tensor]:
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+
+        return cls(layers(), layers(), page_size)
+
+    def write(self, layer: int, writes: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k and v [T, Hkv, D] at flat places `writes` [T] = page * page_size + slot."""
+        pages, slots = writes // self.page_size, writes % self.page_size
+        self.k_pages[layer][pages, :, slots] = k
+        self.v_pages[layer][pages, :, slots] = v
+
+    def gather(self, layer: int, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions 0 .. length of a row with these pages [W]: two copies of [Hkv, length, D]."""
+        used = pages[: -(-length // self.page_size)].long()
+
+        def flat(stored: Tensor) -> Tensor:
+            return stored[used].transpose(0, 1).flatten(1, 2)[:, :length]
+
+        return flat(self.k_pages[layer]), flat(self.v_pages[layer])
+
+
+class ReferenceAttention:
+    """`Attention` of one batch: softmax(q k / sqrt(D)) v, row by row, over the row's own pages.
+
+    A token at position p sees positions p - window + 1 .. p (all up to p when the layer has no window).
+    """
+
+    def __init__(self, kv: PagedKV, batch: Batch, config: ModelConfig) -> None:
+        self._kv = kv
+        self._batch = batch
+        self._config = config
+        bounds = batch.offsets.tolist()
+        # Rows without tokens (padding) have nothing to attend.
+        self._rows = [(r, a, b) for r, (a, b) in enumerate(pairwise(bounds)) if a < b]
+        self._lengths = [int(batch.positions[a:b].max()) + 1 for _, a, b in self._rows]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._kv.write(layer, self._batch.writes, k, v)
+        out = torch.zeros_like(q)
+        for (row, begin, end), length in zip(self._rows, self._lengths, strict=True):
+            keys, values = self._kv.gather(layer, self._batch.page_table[row], length)
+            out[begin:end] = self._attend_row(layer, q[begin:end], keys, values, self._batch.positions[begin:end])
+        return out.flatten(1)
+
+    def _attend_row(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        """q [t, Hq, D], keys and values [Hkv, length, D], positions [t] -> [t, Hq, D]."""
+        kv_heads, length, head_dim = keys.shape
+        group = q.view(len(q), kv_heads, -1, head_dim)  # query head h reads key head h // (Hq / Hkv)
+        scores = torch.einsum("tkgd,kld->tkgl", group, keys) * head_dim**-0.5
+        distance = positions[:, None] - torch.arange(length, device=positions.device)  # [t, length]
+        hidden = distance < 0
+        if window := self._config.window(layer):
+            hidden = hidden | (distance >= window)
+        weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(dim=-1)
+        return torch.einsum("tkgl,kld->tkgd", weights, values).reshape(q.shape)

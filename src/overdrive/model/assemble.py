@@ -1,0 +1,150 @@
+"""From named tensors to a Transformer: which tensors a config needs, and which of them share one matrix product.
+
+Names are those of Hugging Face checkpoints. Knows nothing of files; what form a linear's weight takes on the device is
+decided by the `LinearFactory` it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from overdrive.model.config import ModelConfig
+from overdrive.model.ops import Ops
+from overdrive.model.transformer import DenseLinear, Layer, Linear, Transformer
+
+Progress = Callable[[str, int, int], None]
+"""progress(label, done, total): called as work proceeds, from one thread; total is 0 while it is not known."""
+
+
+class Blocks(Protocol):
+    """A matrix kept in its file's quantised form."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        ...
+
+    def dense(self) -> Tensor:
+        """The weight [out, in] in float32."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """Named weights, however they are stored. Raises OverdriveError for what it cannot read."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight in floating point, in the checkpoint's own dtype (float32 for a quantised one)."""
+        ...
+
+    def matrix(self, name: str) -> Tensor | Blocks:
+        """A weight of a linear [out, in], quantised if the checkpoint has it so."""
+        ...
+
+
+LinearFactory = Callable[[Sequence[Tensor | Blocks], Tensor | None], Linear]
+"""make_linear(weights, bias): one product whose output is that of each weight [out_i, in] in turn, plus bias or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the weights become on the device: dtype and place of activations, linears, element-wise operations."""
+
+    dtype: torch.dtype
+    device: torch.device
+    make_linear: LinearFactory
+    ops: Ops
+
+
+def dense_factory(dtype: torch.dtype, device: torch.device) -> LinearFactory:
+    """Linears as plain weights in `dtype`: the reference form."""
+
+    def make(weights: Sequence[Tensor | Blocks], bias: Tensor | None) -> Linear:
+        parts = [(w if isinstance(w, Tensor) else w.dense()).to(device, dtype) for w in weights]
+        return DenseLinear(parts[0] if len(parts) == 1 else torch.cat(parts), bias)
+
+    return make
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor the model reads, in the order it reads them."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, config.hidden)}
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {prefix + name: shape for name, shape in _layer_shapes(config).items()}
+    shapes["model.norm.weight"] = (config.hidden,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab, config.hidden)
+    return shapes
+
+
+def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, mlp = config.hidden, config.mlp
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    linears = {
+        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
+        "mlp.gate_proj": (mlp, hidden, config.mlp_bias),
+        "mlp.up_proj": (mlp, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, mlp, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (rows, columns, bias) in linears.items():
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+    return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+
+
+def assemble(
+    config: ModelConfig, checkpoint: Checkpoint, form: Form, max_model_len: int, progress: Progress
+) -> Transformer:
+    """Build the decoder, layer by layer, reporting progress under the label "weights"."""
+    build = _Assembly(config, checkpoint, form)
+    layers = []
+    for index in range(config.layers):
+        layers.append(build.layer(index))
+        progress("weights", index + 1, config.layers + 1)
+    embedding = build.dense("model.embed_tokens.weight")
+    head = build.linear("model.embed_tokens" if config.tied else "lm_head", biased=False)
+    final_norm = build.dense("model.norm.weight")
+    progress("weights", config.layers + 1, config.layers + 1)
+    return Transformer(config, embedding, layers, final_norm, head, form.ops, max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    config: ModelConfig
+    checkpoint: Checkpoint
+    form: Form
+
+    def dense(self, name: str) -> Tensor:
+        return self.checkpoint.tensor(name).to(self.form.device, self.form.dtype)
+
+    def linear(self, *names: str, biased: bool) -> Linear:
+        """One product for the named linears, which read the same input."""
+        bias = torch.cat([self.dense(f"{name}.bias") for name in names]) if biased else None
+        return self.form.make_linear([self.checkpoint.matrix(f"{name}.weight") for name in names], bias)
+
+    def layer(self, index: int) -> Layer:
+        config, prefix = self.config, f"model.layers.{index}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = (attention + "q_proj", attention + "k_proj", attention + "v_proj")
+        return Layer(
+            input_norm=self.dense(prefix + "input_layernorm.weight"),
+            qkv=self.linear(*qkv, biased=config.qkv_bias),
+            q_norm=self.dense(attention + "q_norm.weight") if config.qk_norm else None,
+            k_norm=self.dense(attention + "k_norm.weight") if config.qk_norm else None,
+            output=self.linear(attention + "o_proj", biased=config.output_bias),
+            post_norm=self.dense(prefix + "post_attention_layernorm.weight"),
+            gate_up=self.linear(mlp + "gate_proj", mlp + "up_proj", biased=config.mlp_bias),
+            down=self.linear(mlp + "down_proj", biased=config.mlp_bias),
+        )

@@ -1,0 +1,71 @@
+"""Random weights for any config: load tests without a download, and the tiny model the laws are tested with."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overdrive.model.assemble import Form, assemble, dense_factory, expected_shapes
+from overdrive.model.config import ModelConfig
+from overdrive.model.ops import TorchOps
+from overdrive.model.rope import RopeConfig
+from overdrive.model.transformer import Transformer
+
+
+class RandomCheckpoint:
+    """Weights drawn from (seed, name): the same for every order of reading, always in float32.
+
+    Linears have variance 1 / in, so that activations keep their size and the answers of a random model vary.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self._shapes = expected_shapes(config)
+        self._seed = seed
+
+    def tensor(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        noise = torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight"):
+            return 1.0 + 0.1 * noise
+        return 0.1 * noise if name.endswith(".bias") else noise * shape[-1] ** -0.5
+
+    def matrix(self, name: str) -> Tensor:
+        return self.tensor(name)
+
+
+def random_transformer(
+    config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64, max_model_len: int = 0
+) -> Transformer:
+    """A CPU model of this config with random weights, in plain torch; max_model_len 0 takes the config's limit."""
+    device = torch.device("cpu")
+    form = Form(dtype, device, dense_factory(dtype, device), TorchOps())
+    checkpoint = RandomCheckpoint(config, seed)
+    return assemble(config, checkpoint, form, max_model_len or config.max_positions, lambda label, done, total: None)
+
+
+def tiny_config(vocab: int = 64, **changes: Any) -> ModelConfig:
+    """A decoder of two small layers whose forward pass takes about a millisecond; `changes` replace any field."""
+    fields: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "vocab": vocab,
+        "hidden": 32,
+        "mlp": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "max_positions": 512,
+        "norm_eps": 1e-5,
+        "rope": RopeConfig(theta=10000.0),
+        "eos_ids": (1,),
+    }
+    return ModelConfig(**(fields | changes))
+
+
+def tiny_transformer(dtype: torch.dtype = torch.float64, vocab: int = 64, seed: int = 0, **changes: Any) -> Transformer:
+    """`tiny_config` with random weights. Embedding and head are separate, so a token does not predict itself."""
+    return random_transformer(tiny_config(vocab, **changes), seed, dtype)

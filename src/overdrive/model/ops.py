@@ -1,0 +1,56 @@
+"""The element-wise parts of a decoder layer, behind one interface, and their plain torch form.
+
+A device may bring its own `Ops`; `TorchOps` runs everywhere, in any dtype, and is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Ops(Protocol):
+    """What a decoder layer needs beside matrix products and attention. T tokens, D the head width, F the MLP width."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension; x is [T, H] or [T, heads, D], not necessarily contiguous."""
+        ...
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x [T, H] to `residual` [T, H] in place and return the norm of the sum, a new [T, H]."""
+        ...
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place: pair (i, i + D/2) by the angle of (position, i).
+
+        positions: [T] int64, rows of the tables cos and sin [max_model_len, D/2].
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for gate_up [T, 2F] = (gate, up); a new [T, F]."""
+        ...
+
+
+class TorchOps:
+    """`Ops` in plain torch. Norms accumulate in float32 or better, as the reference implementations do."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return F.rms_norm(residual, weight.shape, weight, eps)
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # [T, 1, D/2]
+        for x in (q, k):
+            first, second = x.chunk(2, dim=-1)
+            x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
