@@ -1,0 +1,62 @@
+"""Where a model's tokenizer and chat template come from: a Hugging Face folder, a tokenizer.json, or a .gguf file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overdrive.errors import OverdriveError
+from overdrive.text.gguf_metadata import read_metadata
+from overdrive.text.gguf_tokenizer import load_gguf_tokenizer
+from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_json
+from overdrive.text.template import ChatTemplate
+from overdrive.text.tokenizer import Tokenizer
+
+_GGUF_KEY = "tokenizer.chat_template"
+
+
+def load_tokenizer(source: Path) -> Tokenizer:
+    """The tokenizer of a model folder, a tokenizer.json or a .gguf file.
+
+    Raises OverdriveError, naming the file and the fault, when there is none that can be used.
+    """
+    if not source.exists():
+        raise OverdriveError(f"no tokenizer at {source}: there is no such file or folder")
+    return load_gguf_tokenizer(source) if source.suffix == ".gguf" else load_hf_tokenizer(source)
+
+
+def load_chat_template(source: Path, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate:
+    """The chat template of the model at `source` (as in `load_tokenizer`), or the one in the file `override`.
+
+    A model without a template gives one that refuses every chat with a BadRequest. Raises OverdriveError for a
+    template that is no valid Jinja.
+    """
+    if override is not None:
+        try:
+            templates = {"default": override.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise OverdriveError(f"cannot read the chat template {override}: {error}") from error
+        return ChatTemplate(templates, tokenizer.special_tokens, str(override))
+    templates = _gguf_templates(source) if source.suffix == ".gguf" else _hf_templates(source)
+    return ChatTemplate(templates, tokenizer.special_tokens, str(source))
+
+
+def _gguf_templates(path: Path) -> dict[str, str]:
+    """`tokenizer.chat_template` and its named variants `tokenizer.chat_template.NAME`."""
+    found = read_metadata(path, lambda key: key == _GGUF_KEY or key.startswith(_GGUF_KEY + "."))
+    return {key.removeprefix(_GGUF_KEY).lstrip(".") or "default": text for key, text in found.items()}
+
+
+def _hf_templates(path: Path) -> dict[str, str]:
+    """chat_template.jinja and additional_chat_templates/NAME.jinja, else `chat_template` of tokenizer_config.json."""
+    folder = path if path.is_dir() else path.parent
+    files = {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    config = read_json(folder / "tokenizer_config.json").get("chat_template") or {}
+    if isinstance(config, str):
+        return {"default": config}
+    if isinstance(config, list):
+        return {entry["name"]: entry["template"] for entry in config}
+    return dict(config)
