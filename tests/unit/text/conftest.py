@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from gguf import GGUFWriter
+from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
 from overdrive.text import ByteTokenizer, Tokenizer, load_tokenizer
-from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
 WriteGguf = Callable[..., Path]
 
