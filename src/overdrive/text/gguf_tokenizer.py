@@ -54,6 +54,8 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "starcoder": _single_digits,
     "llama-bpe": lambda: _split(_LLAMA3),
     "llama3": lambda: _split(_LLAMA3),
+    "llama-v3": lambda: _split(_LLAMA3),
+    "smaug-bpe": lambda: _split(_LLAMA3),
     "qwen2": lambda: _split(_QWEN2),
     "deepseek-r1-qwen": lambda: _split(_QWEN2),
     "tekken": lambda: _split(_TEKKEN),
@@ -120,7 +122,7 @@ def merges_from_scores(vocabulary: Mapping[str, int], scores: list[float]) -> li
     SentencePiece merges the pair whose result has the highest score; as a merge list that is all pairs in the order of
     their results' scores (the same derivation as in transformers' conversion of slow tokenizers).
     """
-    merges = []
+    merges: list[tuple[float, tuple[str, str]]] = []
     for token, index in vocabulary.items():
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
         pairs = [(left, right) for left, right in splits if left in vocabulary and right in vocabulary]

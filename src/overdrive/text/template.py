@@ -22,7 +22,7 @@ from overdrive.errors import BadRequest, OverdriveError
 from overdrive.text.messages import normalised
 
 _MAX_CHARS = 16 << 20  # of rendered text, and of any string that a template multiplies
-_MAX_ROUNDS = 200_000  # of all loops and macro calls of one rendering: about a second
+_MAX_ROUNDS = 100_000  # of all loops and macro calls of one rendering: well below a second
 _MAX_BITS = 4096  # of a whole number that a template raises to a power
 _TICK = "__round"
 
@@ -118,7 +118,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for block in (*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)):
+        loops: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+        for block in loops:
             count = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None, lineno=block.lineno)
             block.body.insert(0, nodes.ExprStmt(count, lineno=block.lineno).set_environment(self))
         return tree
@@ -138,7 +139,7 @@ def _repeated(value: Any, times: Any) -> int:
 class _GenerationTag(Extension):
     """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it is its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  (declared so by Jinja)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
