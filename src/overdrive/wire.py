@@ -13,7 +13,6 @@ Promises of the engine side: `Ready` or `Failed` comes once, after any `Loading`
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -218,25 +217,26 @@ class EngineEndpoint:
 
 
 class Reply:
-    """What the engine answers to one submitted request: an async iterator of its messages up to the one with a finish.
+    """What the engine answers to requests submitted together: an async iterator of their messages, as they come.
 
-    `abort` must be called by whoever stops reading early; it is harmless after the finish.
+    It ends when every request has had its finish. `abort` must be called by whoever stops reading early; it is harmless
+    afterwards.
     """
 
-    def __init__(self, client: EngineClient, request_id: str) -> None:
-        self.id = request_id
+    def __init__(self, client: EngineClient, ids: list[str]) -> None:
         self._client = client
+        self._unfinished = set(ids)
         self._arrived: asyncio.Queue[Tokens] = asyncio.Queue()
-        self._ended = False
 
     def __aiter__(self) -> Reply:
         return self
 
     async def __anext__(self) -> Tokens:
-        if self._ended:
+        if not self._unfinished:
             raise StopAsyncIteration
         item = await self._arrived.get()
-        self._ended = item.finish is not None
+        if item.finish is not None:
+            self._unfinished.discard(item.id)
         return item
 
     def push(self, item: Tokens) -> None:
@@ -244,8 +244,9 @@ class Reply:
         self._arrived.put_nowait(item)
 
     def abort(self) -> None:
-        """Tells the engine that nobody waits for this request any more."""
-        self._client.abort(self.id)
+        """Tells the engine that nobody waits for these requests any more."""
+        for request_id in self._unfinished:
+            self._client.abort(request_id)
 
 
 class EngineClient:
@@ -292,13 +293,15 @@ class EngineClient:
         """Waits for the engine to have started. Raises OverdriveError with the engine's one line when it cannot."""
         return await asyncio.shield(self._info)
 
-    def submit(self, request_id: str, prompt: list[int], params: SamplingParams) -> Reply:
-        """Sends a request. When the engine is gone the reply ends at once with an error."""
-        reply = self._replies[request_id] = Reply(self, request_id)
+    def submit(self, requests: list[Submit]) -> Reply:
+        """Sends requests whose answers are read together. When the engine is gone they end at once with an error."""
+        ids = [request.id for request in requests]
+        reply = Reply(self, ids)
+        self._replies.update(dict.fromkeys(ids, reply))
+        for request in requests:
+            self._send(request)
         if self.failure:
             self.fail(self.failure)
-        else:
-            self._send(Submit(request_id, prompt, params, time.time()))
         return reply
 
     def abort(self, request_id: str) -> None:

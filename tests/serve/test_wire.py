@@ -89,9 +89,8 @@ def test_submit_and_tokens_arrive_as_sent(address):
         endpoint.send(Loading("weights", 1, 2))
         endpoint.send(Ready(INFO))
         assert await client.ready() == INFO
-        reply = client.submit("a", [7, 8], PARAMS)
-        submit = await next_message(endpoint)
-        assert (submit.id, submit.prompt, submit.params) == ("a", [7, 8], PARAMS)
+        reply = client.submit([Submit("a", [7, 8], PARAMS, 1.5)])
+        assert await next_message(endpoint) == Submit("a", [7, 8], PARAMS, 1.5)
         for item in items:
             endpoint.send(Batch([item, Tokens("stranger", [9])]))
         endpoint.send(Stats(running=3))
@@ -106,7 +105,7 @@ def test_submit_and_tokens_arrive_as_sent(address):
 
 def test_a_reply_left_early_is_aborted_once(address):
     async def body(client, endpoint):
-        reply = client.submit("a", [7], PARAMS)
+        reply = client.submit([Submit("a", [7], PARAMS, 0.0)])
         assert isinstance(await next_message(endpoint), Submit)
         endpoint.send(Batch([Tokens("a", [1])]))
         await anext(reply)
@@ -115,6 +114,16 @@ def test_a_reply_left_early_is_aborted_once(address):
         assert await next_message(endpoint) == Abort("a")
         assert endpoint.poll(0.05) == []
         assert client.active == 0
+
+    run_linked(address, body)
+
+
+def test_requests_submitted_together_end_together(address):
+    async def body(client, endpoint):
+        reply = client.submit([Submit("a", [7], PARAMS, 0.0), Submit("b", [7], PARAMS, 0.0)])
+        endpoint.send(Batch([Tokens("b", [1]), Tokens("a", [2], finish=FinishReason.LENGTH)]))
+        endpoint.send(Batch([Tokens("b", [3], finish=FinishReason.LENGTH)]))
+        assert [(item.id, item.ids) async for item in reply] == [("b", [1]), ("a", [2]), ("b", [3])]
 
     run_linked(address, body)
 
@@ -132,9 +141,9 @@ def test_death_of_the_engine_finishes_every_request_with_an_error(address):
     async def body(client, endpoint):
         endpoint.send(Ready(INFO))
         await client.ready()
-        early = client.submit("a", [7], PARAMS)
+        early = client.submit([Submit("a", [7], PARAMS, 0.0)])
         client.fail("the engine process ended")
-        late = client.submit("late", [7], PARAMS)
+        late = client.submit([Submit("late", [7], PARAMS, 0.0)])
         for item in (await anext(early), await anext(late)):
             assert (item.finish, item.error) == (FinishReason.ERROR, "the engine process ended")
         assert client.active == 0

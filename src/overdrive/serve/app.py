@@ -1,0 +1,192 @@
+"""The HTTP application: routes, what stands in front of them, and the OpenAPI document.
+
+Bodies are read and validated here rather than by FastAPI: with a size limit, strictly, with errors in OpenAI's shape.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib.resources import files
+from typing import TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from overdrive import __version__
+from overdrive.errors import BadRequest
+from overdrive.serve.chat import chat_completion, chat_prompt
+from overdrive.serve.completions import text_completion
+from overdrive.serve.faults import ServerFault, error_response, invalid
+from overdrive.serve.guards import Authorise, CountRequests
+from overdrive.serve.openapi import body, document
+from overdrive.serve.params import check_ids
+from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Model, TokenizeRequest
+from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
+from overdrive.serve.service import Closed, Gate, Service, off_loop
+from overdrive.serve.stream import json_response
+
+log = logging.getLogger("overdrive.serve")
+M = TypeVar("M", bound=Model)
+PAGE = files("overdrive.serve").joinpath("page.html")
+
+
+def create_app(gate: Gate) -> FastAPI:
+    """The application in front of `gate`."""
+    app = FastAPI(title="Overdrive", version=__version__, docs_url="/docs", redoc_url=None)
+    _add_errors(app)
+    _add_generation(app, gate)
+    _add_text(app, gate)
+    _add_state(app, gate)
+    if gate.options.api_key:
+        app.add_middleware(Authorise, key=gate.options.api_key)
+    app.add_middleware(CountRequests, counter=gate.metrics.requests)
+    if gate.options.cors_origin:
+        origins = list(gate.options.cors_origin)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+    return app
+
+
+async def read_body(request: Request, model: type[M], gate: Gate) -> M:
+    """The request's body as `model`. Raises BadRequest: 413 when it is too large, 400 when it is not valid."""
+    limit = gate.options.max_body_bytes
+    declared = request.headers.get("content-length", "0")
+    data = bytearray()
+    if not declared.isdigit() or int(declared) <= limit:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                break
+    if len(data) > limit or (declared.isdigit() and int(declared) > limit):
+        size = max(len(data), int(declared) if declared.isdigit() else 0)
+        raise BadRequest(f"the body has {size} bytes or more, the limit is {limit}", "", "request_too_large", 413)
+    try:
+        return model.model_validate_json(bytes(data), extra="ignore" if gate.options.lenient else "forbid")
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def _add_generation(app: FastAPI, gate: Gate) -> None:
+    @app.post("/v1/chat/completions", **body(ChatRequest, "ChatCompletion", streams=True))
+    async def chat_completions(request: Request) -> Response:
+        """The assistant's next turn, whole or as server-sent events."""
+        service = gate.service()
+        return await chat_completion(request, await read_body(request, ChatRequest, gate), service, gate.metrics)
+
+    @app.post("/v1/completions", **body(CompletionRequest, "Completion", streams=True))
+    async def completions(request: Request) -> Response:
+        """The continuation of one or more prompts, whole or as server-sent events."""
+        service = gate.service()
+        return await text_completion(request, await read_body(request, CompletionRequest, gate), service, gate.metrics)
+
+
+def _add_text(app: FastAPI, gate: Gate) -> None:
+    @app.post("/tokenize", **body(TokenizeRequest, "Tokenized"))
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text, or of messages behind the chat template."""
+        service = gate.service()
+        asked = await read_body(request, TokenizeRequest, gate)
+        service.check_model(asked.model)
+        ids = await off_loop(lambda: _token_ids(asked, service))
+        reply = Tokenized(count=len(ids), max_model_len=service.info.max_model_len, tokens=ids)
+        if asked.return_token_strs:
+            reply.token_strs = [service.tokenizer.bytes_of(i).decode("utf-8", errors="replace") for i in ids]
+        return json_response(reply)
+
+    @app.post("/detokenize", **body(DetokenizeRequest, "Detokenized"))
+    async def detokenize(request: Request) -> Response:
+        """Text of token ids, special tokens by name."""
+        service = gate.service()
+        asked = await read_body(request, DetokenizeRequest, gate)
+        service.check_model(asked.model)
+        check_ids(asked.tokens, service.info.vocab_size, "tokens")
+        return json_response(Detokenized(service.tokenizer.decode(asked.tokens, skip_special=False)))
+
+
+def _token_ids(asked: TokenizeRequest, service: Service) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise BadRequest("send either prompt or messages", "prompt")
+    if asked.messages is not None:
+        open_turn = asked.add_generation_prompt is not False
+        return chat_prompt(asked.messages, service, open_turn, asked.chat_template_kwargs)
+    return service.tokenizer.encode(asked.prompt or "", add_special=asked.add_special_tokens is not False)
+
+
+def _add_state(app: FastAPI, gate: Gate) -> None:
+    @app.get("/v1/models", **body(None, "ModelList"))
+    async def models() -> Response:
+        """The one model served here."""
+        return json_response(ModelList(data=[_card(gate.service())]))
+
+    @app.get("/v1/models/{name:path}", **body(None, "ModelCard"))
+    async def model(name: str) -> Response:
+        """The model, by the name that clients use."""
+        service = gate.service()
+        service.check_model(name)
+        return json_response(_card(service))
+
+    @app.get("/health", **body(None, None))
+    async def health() -> Response:
+        """200 when requests are answered; 503 while loading, draining or without an engine."""
+        status = _status(gate)
+        value = {"status": status}
+        code = 200 if status == "ready" else 503
+        return Response(json.dumps(value), status_code=code, media_type="application/json")
+
+    @app.get("/metrics", **body(None, None))
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(gate.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/server_info", **body(None, None))
+    async def server_info() -> Response:
+        """What runs: the model, the engine's resolved numbers, the drafter and whether it is active."""
+        service = gate.service()
+        facts = {"version": __version__, "model": service.name, "engine": service.info, "stats": service.client.stats}
+        return Response(msgspec.json.encode(facts), media_type="application/json")
+
+    @app.get("/stats", include_in_schema=False)
+    async def stats() -> Response:
+        """The engine's latest statistics, for the live page."""
+        service = gate.service()
+        value = {"model": service.name, "drafter": service.info.drafter, "stats": service.client.stats}
+        return Response(msgspec.json.encode(value), media_type="application/json")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        """The live page."""
+        return Response(PAGE.read_bytes(), media_type="text/html; charset=utf-8")
+
+
+def _card(service: Service) -> ModelCard:
+    return ModelCard(id=service.name, created=service.created, max_model_len=service.info.max_model_len)
+
+
+def _status(gate: Gate) -> str:
+    if isinstance(gate.state, Closed):
+        return gate.state.status
+    return "failed" if gate.state.client.failure else "ready"
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, BadRequest)
+        return error_response(error)
+
+    async def no_route(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = error_response(BadRequest(str(error.detail), "", "not_found", error.status_code))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def broken(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(ServerFault("internal error; the server's log has more"))
+
+    app.add_exception_handler(BadRequest, refused)
+    app.add_exception_handler(HTTPException, no_route)
+    app.add_exception_handler(Exception, broken)

@@ -1,0 +1,191 @@
+"""/v1/chat/completions: messages in, an assistant's turn out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from msgspec import UNSET
+
+from overdrive.serve.answer import Answer, Delta, TextRules, prompt_logprobs, token_text
+from overdrive.serve.metrics import Metrics, RequestTimer
+from overdrive.serve.params import Wanted, check_chat, sampling_params, siblings, stop_strings
+from overdrive.serve.protocol import ChatRequest, Message, SamplingRequest
+from overdrive.serve.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    TextPiece,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from overdrive.serve.service import Service, off_loop
+from overdrive.serve.stream import Exchange, json_response, stream_response, whole_answers
+from overdrive.text import Tokenizer
+from overdrive.wire import Logprobs
+
+
+async def chat_completion(http: Request, request: ChatRequest, service: Service, metrics: Metrics) -> Response:
+    """Answers one chat request, streamed or whole. Raises BadRequest before anything is sent."""
+    timer = RequestTimer(metrics)
+    check_chat(request)
+    service.check_model(request.model)
+    prompt = await off_loop(
+        lambda: chat_prompt(
+            request.messages, service, request.add_generation_prompt is not False, request.chat_template_kwargs
+        )
+    )
+    request_id = f"chatcmpl-{uuid.uuid4().hex}"
+    exchange = _submit(request, service, prompt, request_id, timer)
+    form = ChatForm(request_id, int(time.time()), service.name, request, service.tokenizer)
+    if request.stream:
+        options = request.stream_options
+        return await stream_response(http, exchange, form, bool(options and options.include_usage))
+    deltas = await whole_answers(http, exchange)
+    return json_response(form.whole(exchange, deltas))
+
+
+def chat_prompt(
+    messages: Sequence[Message], service: Service, open_turn: bool, names: dict[str, Any] | None
+) -> list[int]:
+    """The ids that the model continues. The template writes the special tokens, so the tokenizer adds none.
+
+    open_turn: end where the assistant is to speak. names: further names for the template.
+    """
+    text = service.template.render(
+        [message.model_dump(exclude_none=True) for message in messages],
+        add_generation_prompt=open_turn,
+        chat_template_kwargs=names,
+    )
+    return service.tokenizer.encode(text, add_special=False)
+
+
+def text_rules(request: SamplingRequest, silent: bool = False) -> TextRules:
+    """How `request` wants its text."""
+    return TextRules(
+        stops=stop_strings(request),
+        include_stop=bool(request.include_stop_str_in_output),
+        report=bool(request.speculation and request.speculation.report),
+        silent=silent,
+    )
+
+
+def _submit(
+    request: ChatRequest, service: Service, prompt: list[int], request_id: str, timer: RequestTimer
+) -> Exchange:
+    n = request.n or 1
+    old_name = request.max_tokens is not None
+    wanted = Wanted(
+        prompt=prompt,
+        prompt_param="messages",
+        max_tokens=request.max_tokens if old_name else request.max_completion_tokens,
+        max_tokens_param="max_tokens" if old_name else "max_completion_tokens",
+        logprobs=(request.top_logprobs or 0) if request.logprobs else -1,
+    )
+    params = siblings(sampling_params(request, service.info, wanted), n)
+    names = [f"{request_id}-{index}" for index in range(n)]
+    rules = text_rules(request)
+    answers = {name: Answer(index, prompt, service.tokenizer, rules) for index, name in enumerate(names)}
+    return Exchange(service.submit(names, [prompt] * n, params), answers, n, timer)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """How chat words its events and its whole answer."""
+
+    id: str
+    created: int
+    model: str
+    request: ChatRequest
+    tokenizer: Tokenizer
+
+    def opening(self, answer: Answer) -> Iterator[ChatChunk]:
+        """The role comes alone, before any text."""
+        yield self._chunk(ChatChunkChoice(index=answer.index, delta=ChatDelta(role="assistant", content="")))
+
+    def event(self, answer: Answer, delta: Delta) -> ChatChunk:
+        """What one delta adds."""
+        choice = ChatChunkChoice(
+            index=answer.index,
+            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            logprobs=self._logprobs([delta]),
+            finish_reason=delta.finish,
+            token_ids=delta.ids if self.request.return_token_ids else UNSET,
+            pieces=delta.pieces or UNSET,
+        )
+        if delta.stop_reason is not None:
+            choice.stop_reason = delta.stop_reason
+        return self._chunk(choice)
+
+    def usage_event(self, used: Usage) -> ChatChunk:
+        """Usage alone, without choices."""
+        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=used)
+
+    def whole(self, exchange: Exchange, deltas: dict[str, list[Delta]]) -> ChatCompletion:
+        """The answer to a request that is not streamed."""
+        answers = exchange.answers
+        first = next(iter(answers.values()))
+        return ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[self._choice(answer, deltas[name]) for name, answer in answers.items()],
+            usage=exchange.usage,
+            prompt_logprobs=UNSET if self.request.prompt_logprobs is None else prompt_logprobs(first),
+            prompt_token_ids=first.prompt if self.request.return_token_ids else UNSET,
+        )
+
+    def _choice(self, answer: Answer, deltas: list[Delta]) -> ChatChoice:
+        last = deltas[-1]
+        return ChatChoice(
+            index=answer.index,
+            message=ChatMessage("assistant", "".join(delta.text for delta in deltas)),
+            logprobs=self._logprobs(deltas),
+            finish_reason=last.finish or "stop",
+            stop_reason=UNSET if last.stop_reason is None else last.stop_reason,
+            token_ids=all_ids(deltas) if self.request.return_token_ids else UNSET,
+            pieces=all_pieces(deltas) or UNSET,
+        )
+
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        options = self.request.stream_options
+        usage = None if options and options.include_usage else UNSET
+        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage)
+
+    def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
+        if not self.request.logprobs:
+            return None
+        content = [
+            token
+            for delta in deltas
+            if delta.logprobs is not None
+            for token in token_logprobs(self.tokenizer, delta.ids, delta.logprobs, self.request.top_logprobs or 0)
+        ]
+        return ChatLogprobs(content)
+
+
+def all_ids(deltas: list[Delta]) -> list[int]:
+    """The token ids of an answer, end token included."""
+    return [token for delta in deltas for token in delta.ids]
+
+
+def all_pieces(deltas: list[Delta]) -> list[TextPiece]:
+    """The text of an answer, stretch by stretch; empty when nobody asked."""
+    return [piece for delta in deltas for piece in delta.pieces]
+
+
+def token_logprobs(tokenizer: Tokenizer, ids: list[int], scores: Logprobs, most: int) -> Iterator[TokenLogprob]:
+    """Log-probabilities of `ids`, each with up to `most` alternatives."""
+    for token, chosen, top_ids, top in zip(ids, scores.chosen, scores.top_ids, scores.top, strict=True):
+        pairs = zip(top_ids[:most], top[:most], strict=True)
+        alternatives = [TopLogprob(token_text(tokenizer, i), p, list(tokenizer.bytes_of(i))) for i, p in pairs]
+        yield TokenLogprob(token_text(tokenizer, token), chosen, list(tokenizer.bytes_of(token)), alternatives)

@@ -1,0 +1,125 @@
+"""Numbers for Prometheus: what the HTTP side counts itself, and the engine's latest `Stats` under the same roof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from overdrive.wire import Stats
+
+FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+LAUNCHES = ("draft", "forward", "accept", "absorb")
+
+
+class Metrics:
+    """One registry per server; nothing global."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        prefix = "overdrive_"
+        self.requests = Counter(
+            f"{prefix}requests", "Requests by endpoint and HTTP status.", ["endpoint", "status"], registry=self.registry
+        )
+        self.prompt_tokens = Counter(f"{prefix}prompt_tokens", "Prompt tokens received.", registry=self.registry)
+        self.output_tokens = Counter(f"{prefix}output_tokens", "Output tokens sent.", registry=self.registry)
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first output token.", FIRST_TOKEN_BUCKETS
+        )
+        self.token = self._histogram(
+            "time_per_output_token_seconds", "Mean time of an answer's tokens after the first.", TOKEN_BUCKETS
+        )
+        self.request = self._histogram("request_seconds", "Arrival to end of the answer.", REQUEST_BUCKETS)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"overdrive_{name}", text, buckets=buckets, registry=self.registry)
+
+    def watch(self, latest: Callable[[], Stats]) -> None:
+        """From now on the engine's statistics are part of what is shown."""
+        self.registry.register(EngineCollector(latest))
+
+    def render(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+@dataclass(slots=True)
+class RequestTimer:
+    """Times of one HTTP request; `observe` is called once, when it has ended."""
+
+    metrics: Metrics
+    started: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+
+    def token(self) -> None:
+        """Output has arrived."""
+        self.first = self.first or time.monotonic()
+
+    def observe(self, prompt_tokens: int, output_tokens: int, answers: int) -> None:
+        """The request has ended, having shown `output_tokens` over all its answers."""
+        now = time.monotonic()
+        self.metrics.prompt_tokens.inc(prompt_tokens)
+        self.metrics.output_tokens.inc(output_tokens)
+        self.metrics.request.observe(now - self.started)
+        if self.first:
+            self.metrics.first_token.observe(self.first - self.started)
+            later = output_tokens / answers - 1
+            if later > 0:
+                self.metrics.token.observe((now - self.first) / later)
+
+
+class EngineCollector(Collector):
+    """The engine's `Stats` as metrics. `latest` gives the newest."""
+
+    def __init__(self, latest: Callable[[], Stats]) -> None:
+        self._latest = latest
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._latest()
+        for name, text, value in _gauges(stats):
+            yield GaugeMetricFamily(f"overdrive_{name}", text, value=value)
+        for name, text, value in _counters(stats):
+            yield CounterMetricFamily(f"overdrive_{name}", text, value=value)
+        yield _by_label("drafts_offered", "Drafts verified, by position in the row.", "position", stats.offered)
+        yield _by_label("drafts_accepted", "Drafts accepted, by position in the row.", "position", stats.accepted)
+        yield _by_label("plans", "Steps by their number of drafts per row.", "drafts", stats.plans)
+        seconds = CounterMetricFamily("overdrive_launch_seconds", "Device time by launch.", labels=["launch"])
+        for launch, value in zip(LAUNCHES, stats.launch_seconds, strict=True):
+            seconds.add_metric([launch], value)
+        yield seconds
+
+
+def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
+    return [
+        ("running", "Requests in the running batch.", stats.running),
+        ("waiting", "Requests waiting for a row.", stats.waiting),
+        ("kv_pages_used", "KV pages held by requests.", stats.pages_used),
+        ("kv_pages_cached", "KV pages held by the prefix cache alone.", stats.pages_cached),
+        ("kv_pages", "KV pages there are.", stats.pages_total),
+    ]
+
+
+def _counters(stats: Stats) -> list[tuple[str, str, float]]:
+    return [
+        ("steps", "Steps of the engine.", stats.steps),
+        ("rounds", "Decode rows over all steps.", stats.rounds),
+        ("generated_tokens", "Tokens committed.", stats.generated),
+        ("prefilled_tokens", "Prompt tokens computed.", stats.prefilled),
+        ("preemptions", "Requests put back for want of KV.", stats.preemptions),
+        ("host_seconds", "Host time of the engine's steps.", stats.host_seconds),
+        ("admitted_prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
+        ("prefix_cached_tokens", "Of those, found in the prefix cache.", stats.prefix_tokens),
+    ]
+
+
+def _by_label(name: str, text: str, label: str, values: list[int]) -> Metric:
+    family = CounterMetricFamily(f"overdrive_{name}", text, labels=[label])
+    for index, value in enumerate(values):
+        family.add_metric([str(index)], value)
+    return family

@@ -1,0 +1,177 @@
+"""What clients may send, as strict models: a value of the wrong type or outside its range is refused, never bent.
+
+Field names and meanings are those of the OpenAI API, then of the extensions that other open servers have made common.
+`None` (JSON null) always means "the default". Checks that need the model (vocabulary, room left) are in `params.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_N = 128  # answers of one prompt
+MAX_PROMPTS = 256  # prompts of one completions request
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 256
+MAX_BIAS = 1024
+MAX_LOGPROBS = 20  # alternatives per token
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Ignored = Any  # accepted because stock clients send it; has no effect
+
+
+class Model(BaseModel):
+    """Strict base: no coercion between types, no NaN, no unknown field (unless the server is lenient)."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+class StreamOptions(Model):
+    """What a stream carries beside text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class Speculation(Model):
+    """Extension: how this request may be speculated. The text never depends on it, only its speed."""
+
+    enabled: bool = True
+    max_drafts: Annotated[int, Field(ge=0, le=64)] | None = Field(default=None, description="Most drafts per step.")
+    report: bool = Field(default=False, description="Each choice carries its text token by token, with who wrote each.")
+
+
+class ResponseFormat(Model):
+    """Only plain text for now."""
+
+    type: str
+    json_schema: Any = None
+
+
+class SamplingRequest(Model):
+    """Parameters that chat and text completions share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(default=None, description="0 and -1 are off.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=MAX_BIAS)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    speculation: Speculation | None = None
+    user: Ignored = None
+    store: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+
+class FunctionCall(Model):
+    """A tool call that the assistant made earlier. `arguments` is JSON in a string, as OpenAI sends it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Model):
+    """One entry of an assistant message's `tool_calls`."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class TextPart(Model):
+    """A piece of a message's content; text is the only kind a text model takes."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Model):
+    """One turn. `developer` is read as `system`. Fields that clients echo from a reply are accepted when empty."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Ignored = None
+
+
+class ChatRequest(SamplingRequest):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    parallel_tool_calls: Ignored = None
+
+
+class CompletionRequest(SamplingRequest):
+    """Body of /v1/completions. `max_tokens` 0 is allowed with `echo`: it scores the prompt and generates nothing."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeRequest(Model):
+    """Body of /tokenize: a text, or messages that are put through the chat template first."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Model):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,177 @@
+"""A scripted engine behind the real link, and a real HTTP server in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from overdrive.config import ServerOptions
+from overdrive.serve.app import create_app
+from overdrive.serve.metrics import Metrics
+from overdrive.serve.service import Gate, Service
+from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher
+from overdrive.types import FinishReason
+from overdrive.wire import (
+    Abort,
+    Batch,
+    EngineClient,
+    EngineEndpoint,
+    EngineInfo,
+    Logprobs,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+TEXT = "Hëllo, wörld! 👋 Bye."
+EOS = ByteTokenizer.EOS
+INFO = EngineInfo(
+    model="tiny",
+    architecture="llama",
+    source="",
+    max_model_len=200,
+    vocab_size=259,
+    eos_ids=(EOS,),
+    defaults={"temperature": 0.6},
+    kv_tokens=4096,
+    page_size=16,
+    max_rows=4,
+    max_queue=8,
+    drafter="ngram",
+    drafts=3,
+    precision="float32",
+    threads=1,
+    overlap=False,
+)
+Script = Callable[[Submit], Iterator[Tokens]]
+
+
+def speak(submit: Submit, text: str = TEXT, runs: tuple[int, ...] = (1, 4, 2, 3)) -> Iterator[Tokens]:
+    """Answers with `text` and an end token, several tokens to a message, keeping every promise of the link."""
+    params = submit.params
+    stops = StopMatcher(params.stop, ByteTokenizer().token_bytes())
+    if params.prompt_logprobs >= 0:
+        yield Tokens(submit.id, prompt_logprobs=scores(submit.prompt[1:], params.prompt_logprobs))
+    produced: list[int] = []
+    pending = iter([*text.encode(), EOS] if EOS in params.stop_token_ids else itertools.cycle(text.encode()))
+    for size in itertools.cycle(runs):
+        run: list[int] = []
+        end: dict[str, object] = {}
+        while len(run) < size and not end:
+            token = next(pending)
+            run.append(token)
+            produced.append(token)
+            hit = stops.push(token)
+            if token in params.stop_token_ids:
+                end = {"finish": FinishReason.STOP, "stop_token": token}
+            elif hit is not None and len(produced) >= params.min_tokens:
+                end = {"finish": FinishReason.STOP, "stop_string": hit.stop}
+            elif len(produced) >= params.max_tokens:
+                end = {"finish": FinishReason.LENGTH}
+        logprobs = scores(run, params.logprobs) if params.logprobs >= 0 else None
+        accepted = min(len(run), size - 1)
+        yield Tokens(submit.id, run, accepted, size - 1, logprobs=logprobs, cached_tokens=2, **end)
+        if end:
+            return
+
+
+def scores(ids: list[int], most: int) -> Logprobs:
+    """Made-up log-probabilities: every token is the likeliest at -0.25, 'z' second, 'q' third."""
+    top = [[token, 122, 113][:most] for token in ids]
+    return Logprobs([-0.25] * len(ids), [1] * len(ids), top, [[-0.25, -2.0, -3.0][:most] for _ in ids])
+
+
+class FakeEngine:
+    """Runs a script per request in a thread, one message per request and round, until closed."""
+
+    def __init__(self, address: str) -> None:
+        self.script: Script = speak
+        self.submits: list[Submit] = []
+        self.aborts: list[str] = []
+        self._running: dict[str, Iterator[Tokens]] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(address,), daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        self.script = speak
+        self.submits.clear()
+        self.aborts.clear()
+
+    def _serve(self, address: str) -> None:
+        endpoint = EngineEndpoint(address)
+        endpoint.send(Ready(INFO))
+        endpoint.send(Stats(running=1, offered=[4, 2], accepted=[3, 1], plans=[5, 0, 0, 7]))
+        while not self._closed.is_set():
+            for message in endpoint.poll(0.002 if not self._running else 0):
+                if isinstance(message, Submit):
+                    self.submits.append(message)
+                    self._running[message.id] = self.script(message)
+                elif isinstance(message, Abort):
+                    self.aborts.append(message.id)
+                    self._running.pop(message.id, None)
+            if batch := self._round():
+                endpoint.send(Batch(batch))
+            elif self._running:
+                time.sleep(0.001)
+        endpoint.close()
+
+    def _round(self) -> list[Tokens]:
+        batch = []
+        for name, script in list(self._running.items()):
+            item = next(script, None)
+            if item is None or item.finish is not None:
+                self._running.pop(name)
+            if item is not None and (item.ids or item.finish or item.prompt_logprobs):
+                batch.append(item)
+        return batch
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+class FakeServer:
+    """The real application under uvicorn in a thread, linked to a FakeEngine."""
+
+    def __init__(self, address: str, **options: object) -> None:
+        self._address = address
+        self._options = ServerOptions(**options)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        self._ready.wait(10)
+        self.engine: FakeEngine
+
+    async def _serve(self) -> None:
+        self.gate = Gate(self._options, Metrics())
+        self.client = EngineClient(self._address)
+        self.engine = FakeEngine(self._address)
+        reader = asyncio.create_task(self.client.run())
+        tokenizer = ByteTokenizer()
+        template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens, "test")
+        self.gate.metrics.watch(lambda: self.client.stats)
+        self.gate.state = Service(self.client, await self.client.ready(), tokenizer, template, "tiny")
+        self.uvicorn = uvicorn.Server(uvicorn.Config(create_app(self.gate), log_level="error", lifespan="off"))
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_later(0.05, self._ready.set)
+        await self.uvicorn.serve([self._socket])
+        reader.cancel()
+        self.client.close()
+
+    def close(self) -> None:
+        self.uvicorn.should_exit = True
+        self.engine.close()
+        self._thread.join()

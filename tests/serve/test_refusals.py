@@ -1,0 +1,308 @@
+"""What is refused, how, and that it happens before a stream begins."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from overdrive.serve.service import Closed
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+BOTH = [
+    ({"model": "gpt"}, 404, "model"),
+    ({"temperature": -0.1}, 400, "temperature"),
+    ({"temperature": "0.5"}, 400, "temperature"),
+    ({"top_p": 0}, 400, "top_p"),
+    ({"top_p": 1.1}, 400, "top_p"),
+    ({"top_k": -2}, 400, "top_k"),
+    ({"top_k": 1.5}, 400, "top_k"),
+    ({"min_p": 2}, 400, "min_p"),
+    ({"n": 0}, 400, "n"),
+    ({"n": 129}, 400, "n"),
+    ({"n": 13}, 400, "n"),
+    ({"n": True}, 400, "n"),
+    ({"seed": 1 << 63}, 400, "seed"),
+    ({"seed": "x"}, 400, "seed"),
+    ({"stop": ""}, 400, "stop"),
+    ({"stop": ["a", ""]}, 400, "stop[1]"),
+    ({"stop": ["a"] * 17}, 400, "stop"),
+    ({"stop": "a" * 1025}, 400, "stop"),
+    ({"stop": 5}, 400, "stop"),
+    ({"stop_token_ids": [-1]}, 400, "stop_token_ids[0]"),
+    ({"stop_token_ids": [259]}, 400, "stop_token_ids"),
+    ({"presence_penalty": 2.5}, 400, "presence_penalty"),
+    ({"frequency_penalty": -3}, 400, "frequency_penalty"),
+    ({"repetition_penalty": 0}, 400, "repetition_penalty"),
+    ({"logit_bias": {"65": 101}}, 400, "logit_bias.65"),
+    ({"logit_bias": {"a": 1}}, 400, "logit_bias"),
+    ({"logit_bias": {"259": 1}}, 400, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, 400, "logit_bias"),
+    ({"max_tokens": 1000}, 400, "max_tokens"),
+    ({"max_tokens": -1}, 400, "max_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, 400, "min_tokens"),
+    ({"min_tokens": -1}, 400, "min_tokens"),
+    ({"prompt_logprobs": 21}, 400, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    ({"stream": 1}, 400, "stream"),
+    ({"stream_options": {"include_usage": True}, "stream": False}, 400, "stream_options"),
+    ({"stream_options": {"what": True}, "stream": True}, 400, "stream_options.what"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
+    ({"speculation": {"max_drafts": -1}}, 400, "speculation.max_drafts"),
+    ({"speculation": {"depth": 3}}, 400, "speculation.depth"),
+    ({"speculation": True}, 400, "speculation"),
+    ({"best_off": 1}, 400, "best_off"),
+]
+CHAT_ONLY = [
+    ({"messages": []}, 400, "messages"),
+    ({"messages": "hi"}, 400, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": "x", "color": 1}]}, 400, "messages[0].color"),
+    ({"messages": [{"role": "user", "content": "x" * 200}]}, 400, "messages"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens"),
+    ({"max_completion_tokens": 1000}, 400, "max_completion_tokens"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    ({"tool_choice": "required"}, 400, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, 400, "functions"),
+    ({"function_call": {"name": "f"}}, 400, "function_call"),
+    ({"top_logprobs": 2}, 400, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+    ({"logprobs": 2}, 400, "logprobs"),
+    ({"modalities": ["audio"]}, 400, "modalities[0]"),
+    ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+    ({"echo": True}, 400, "echo"),
+]
+TEXT_ONLY = [
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": [[]]}, 400, "prompt[0]"),
+    ({"prompt": ["a", 5]}, 400, "prompt[1]"),
+    ({"prompt": [259]}, 400, "prompt"),
+    ({"prompt": [-1]}, 400, "prompt[0]"),
+    ({"prompt": "", "add_special_tokens": False}, 400, "prompt"),
+    ({"prompt": "x" * 200}, 400, "prompt"),
+    ({"prompt": ["a"] * 257}, 400, "prompt"),
+    ({"prompt": None}, 400, "prompt"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"logprobs": 21}, 400, "logprobs"),
+    ({"logprobs": True}, 400, "logprobs"),
+    ({"best_of": 3}, 400, "best_of"),
+    ({"suffix": "end"}, 400, "suffix"),
+    ({"tools": []}, 400, "tools"),
+]
+CASES = [("/v1/chat/completions", CHAT, *case) for case in BOTH + CHAT_ONLY]
+CASES += [("/v1/completions", TEXT, *case) for case in BOTH + TEXT_ONLY]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "base", "change", "status", "param"), CASES)
+def test_a_refusal_names_the_parameter_before_any_stream(http, server, path, base, change, status, param, stream):
+    response = http.post(path, json={**base, **({"stream": True} if stream else {}), **change})
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert "\n" not in error["message"]
+    assert server.engine.submits == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model": "tiny", "messages": NaN}',
+        b'{"model":"tiny","messages":[{"role":"user","content":"\\ud800"}]}',
+        b"[" * 100_000,
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    ],
+)
+def test_bytes_that_are_no_request_are_400(http, body):
+    response = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_too_long_names_both_numbers(http):
+    message = http.post("/v1/completions", json={**TEXT, "prompt": "x" * 300}).json()["error"]["message"]
+    assert "301" in message
+    assert "200" in message
+    message = http.post("/v1/completions", json={**TEXT, "max_tokens": 250}).json()["error"]["message"]
+    assert "250" in message
+    assert "200" in message
+
+
+def test_a_prompt_that_leaves_one_token_is_served(http):
+    answer = http.post("/v1/completions", json={**TEXT, "prompt": [97] * 199}).json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert http.post("/v1/completions", json={**TEXT, "prompt": [97] * 200}).status_code == 400
+
+
+def test_unknown_fields_pass_a_lenient_server(make_server):
+    import httpx
+
+    url = make_server(lenient=True).url + "/v1/chat/completions"
+    assert httpx.post(url, json={**CHAT, "what": 1, "max_tokens": 1}).status_code == 200
+    assert httpx.post(url, json={**CHAT, "n": 0}).status_code == 400
+
+
+def test_a_large_body_is_413_declared_or_chunked(make_server):
+    import httpx
+
+    url = make_server(max_body_bytes=1000).url + "/v1/chat/completions"
+    large = b'{"x": "' + b"x" * 2000 + b'"}'
+    for content in (large, iter([large[:900], large[900:]])):
+        response = httpx.post(url, content=content)
+        assert response.status_code == 413
+        assert "1000" in response.json()["error"]["message"]
+
+
+def test_the_key_is_asked_for(make_server):
+    import httpx
+
+    url = make_server(api_key="sesame").url
+    for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
+        response = httpx.get(f"{url}/v1/models", headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 200
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_browsers_of_named_origins_may_call(make_server):
+    import httpx
+
+    url = make_server(cors_origin=("http://a.example",), api_key="k").url + "/v1/chat/completions"
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    allowed = httpx.options(url, headers={"Origin": "http://a.example", **asks})
+    assert allowed.headers["access-control-allow-origin"] == "http://a.example"
+    assert (
+        "access-control-allow-origin" not in httpx.options(url, headers={"Origin": "http://b.example", **asks}).headers
+    )
+
+
+def test_a_full_queue_is_429_with_retry_after(http, server):
+    server.engine.script = lambda submit: iter(lambda: time.sleep(0.001) or _nothing(submit), None)
+    server.client.submit  # noqa: B018
+    blockers = [_blocked(server) for _ in range(12)]
+    try:
+        response = http.post("/v1/completions", json=TEXT)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert response.json()["error"]["code"] == "queue_full"
+    finally:
+        for blocker in blockers:
+            blocker.close()
+    _wait(lambda: server.client.active == 0)
+    server.engine.reset()
+    assert http.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def _nothing(submit):
+    from overdrive.wire import Tokens
+
+    return Tokens(submit.id)
+
+
+def _blocked(server):
+    """A raw connection with a request that is never answered."""
+    import json
+    import socket
+
+    before = server.client.active
+    body = json.dumps(TEXT).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    _wait(lambda: server.client.active > before)
+    return connection
+
+
+def _wait(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_its_request(server, stream):
+    import json
+    import socket
+
+    server.engine.script = lambda submit: iter(lambda: _nothing(submit), None)
+    body = json.dumps({**TEXT, "stream": stream, "n": 2}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        _wait(lambda: len(server.engine.submits) == 2)
+    _wait(lambda: len(server.engine.aborts) == 2)
+    assert sorted(server.engine.aborts) == sorted(submit.id for submit in server.engine.submits)
+    assert server.client.active == 0
+
+
+def test_a_client_that_leaves_a_running_stream_aborts_it(client, server):
+    from overdrive.wire import Tokens
+
+    def script(submit):
+        while True:
+            yield Tokens(submit.id, [97])
+
+    server.engine.script = script
+    stream = client.completions.create(**TEXT, stream=True)
+    next(iter(stream))
+    stream.close()
+    _wait(lambda: len(server.engine.aborts) == 1)
+
+
+def test_closed_doors_are_503_and_health_says_why(http, server):
+    ready = server.gate.state
+    try:
+        for status in ("loading", "draining"):
+            server.gate.state = Closed(status, f"the server is {status}")
+            for response in (http.post("/v1/completions", json=TEXT), http.get("/v1/models")):
+                assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+            assert (http.get("/health").status_code, http.get("/health").json()["status"]) == (503, status)
+    finally:
+        server.gate.state = ready
+    assert http.get("/health").json() == {"status": "ready"}
+
+
+def test_unknown_paths_and_methods_have_the_same_shape(http):
+    assert http.get("/v1/nothing").json()["error"]["code"] == "not_found"
+    response = http.get("/v1/chat/completions")
+    assert (response.status_code, response.json()["error"]["type"]) == (405, "invalid_request_error")
+    assert http.get("/v1/models/gpt").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_dead_engine_ends_requests_with_an_error(make_server):
+    import httpx
+
+    from overdrive.wire import Tokens
+
+    server = make_server()
+
+    def script(submit):
+        yield Tokens(submit.id, [97])
+        server.loop.call_soon_threadsafe(server.client.fail, "the engine process ended (exit code -9)")
+        while True:
+            yield Tokens(submit.id)
+
+    server.engine.script = script
+    response = httpx.post(f"{server.url}/v1/completions", json=TEXT)
+    assert response.status_code == 500
+    assert "exit code -9" in response.json()["error"]["message"]
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    assert httpx.post(f"{server.url}/v1/completions", json=TEXT).status_code == 503
