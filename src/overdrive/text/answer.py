@@ -35,7 +35,7 @@ class AnswerText:
     def push(self, ids: Sequence[int]) -> str:
         """Text that `ids` make certain. They must not hold the token that completed a stop: that is `finish`'s."""
         data = self._table.join(ids)
-        if not self._automaton.stops:
+        if self._automaton.untouched(self._state, data):
             return self._utf8.decode(data)
         for byte in data:
             self._state = self._automaton.step(self._state, byte)

@@ -37,6 +37,7 @@ class StopAutomaton:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self.stops = tuple(stops)
+        self._starts = frozenset(stop[0] for stop in self.stops)
         self._next: list[dict[int, int]] = [{}]
         self._depth = [0]
         self._found = [-1]  # longest stop that ends in this state
@@ -77,6 +78,10 @@ class StopAutomaton:
             state = self._fail[state]
         return self._next[state][byte]
 
+    def untouched(self, state: int, data: bytes) -> bool:
+        """Whether `data` leaves state 0 nowhere: the usual case, worth knowing before a loop over bytes."""
+        return state == 0 and self._starts.isdisjoint(data)
+
     def found(self, state: int) -> int:
         """Index of the longest stop that ends in `state`, or -1."""
         return self._found[state]
@@ -106,6 +111,8 @@ class StopMatcher:
         with the next token.
         """
         data = self._token_bytes[token] if 0 <= token < len(self._token_bytes) else b""
+        if self._automaton.untouched(self._state, data):
+            return None
         step, found, state = self._automaton.step, self._automaton.found, self._state
         hit = None
         for position, byte in enumerate(data):
