@@ -1,0 +1,42 @@
+"""Models by hub id, through huggingface-hub and its cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from overdrive.errors import OverdriveError
+from overdrive.model.assemble import Progress
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a name has the form owner/name of a hub id."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
+def fetch(model: str, revision: str, weights: bool, progress: Progress) -> Path:
+    """The local folder of a hub model, downloaded as far as it is not cached; the hub library draws its own bars.
+
+    revision: branch, tag or commit, "" for the default. weights: whether the weights are wanted too.
+    Raises OverdriveError, one line, when the model or revision is unknown, closed, or the hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    progress(f"download {model}", 0, 0)
+    patterns = [*_SMALL_FILES, "*.safetensors"] if weights else list(_SMALL_FILES)
+    try:
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns))
+    except GatedRepoError:
+        raise OverdriveError(f"hub model {model} is gated: accept its terms and log in with `hf auth login`") from None
+    except RepositoryNotFoundError:
+        raise OverdriveError(f"there is no model {model} on the hub, or it is private") from None
+    except RevisionNotFoundError:
+        raise OverdriveError(f"hub model {model} has no revision {revision!r}") from None
+    # The library lets errors of its HTTP client through, whose classes differ from version to version.
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise OverdriveError(f"cannot fetch {model} from the hub, and it is not in the cache: {reason}") from None

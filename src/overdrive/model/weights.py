@@ -1,0 +1,91 @@
+"""From the MODEL argument to a Transformer: what the name means, which reader it needs, which form the weights take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from overdrive.config import ModelOptions, Precision
+from overdrive.errors import OverdriveError
+from overdrive.model import hub
+from overdrive.model.assemble import Checkpoint, Form, Progress, assemble, dense_factory
+from overdrive.model.config import ModelConfig
+from overdrive.model.dummy import RandomCheckpoint
+from overdrive.model.ops import TorchOps
+from overdrive.model.safetensors_folder import SafetensorsCheckpoint
+from overdrive.model.smollm2 import smollm2_path
+from overdrive.model.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run. source: the folder or .gguf file where its tokenizer and chat template live."""
+
+    config: ModelConfig
+    transformer: Transformer
+    source: Path
+
+
+def load(model: str, options: ModelOptions, device: torch.device, progress: Progress) -> Loaded:
+    """Find, read and build a model.
+
+    model: "smollm2", a folder with config.json and safetensors, a .gguf file, a hub id, or with load_format "dummy"
+    also a config.json. Raises OverdriveError, one line, for anything missing, damaged or unsupported.
+    """
+    source = locate(model, options, progress)
+    config, checkpoint = _open(source, options)
+    max_model_len = _max_model_len(config, options.max_model_len)
+    quantised = source.suffix == ".gguf" and options.load_format != "dummy"
+    form = choose_form(options.precision, device, quantised)
+    transformer = assemble(config, checkpoint, form, max_model_len, progress)
+    return Loaded(config, transformer, source if source.suffix != ".json" else source.parent)
+
+
+def locate(model: str, options: ModelOptions, progress: Progress) -> Path:
+    """The folder, .gguf or config.json that a MODEL argument means, fetched if need be."""
+    if model == "smollm2":
+        return smollm2_path(progress)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix in (".gguf", ".json"):
+            return path
+        raise OverdriveError(f"{path} is neither a folder, a .gguf file nor a config.json")
+    if hub.is_hub_id(model) and not path.parent.is_dir():
+        return hub.fetch(model, options.revision, options.load_format != "dummy", progress)
+    raise OverdriveError(f"no model {model!r}: expected smollm2, a folder, a .gguf file or a hub id like owner/name")
+
+
+def _open(source: Path, options: ModelOptions) -> tuple[ModelConfig, Checkpoint]:
+    """Config and weights of a located model, by what it is; a demanded load_format must fit."""
+    wanted = options.load_format
+    found = {".gguf": "gguf", ".json": "dummy"}.get(source.suffix, "safetensors") if source.is_file() else "safetensors"
+    if wanted not in ("auto", "dummy", found):
+        raise OverdriveError(f"{source} cannot be loaded with load_format {wanted!r}: it is for {found!r}")
+    if found == "gguf":
+        from overdrive.model.gguf import GGUFCheckpoint
+
+        file = GGUFCheckpoint(source)
+        return file.config, RandomCheckpoint(file.config, options.seed) if wanted == "dummy" else file
+    if found == "dummy" and wanted != "dummy":
+        raise OverdriveError(f"{source} is a config without weights; give load_format 'dummy' for random ones")
+    config = ModelConfig.from_folder(source if source.is_dir() else source.parent)
+    if wanted == "dummy":
+        return config, RandomCheckpoint(config, options.seed)
+    return config, SafetensorsCheckpoint(source, config)
+
+
+def _max_model_len(config: ModelConfig, wanted: int) -> int:
+    if not 0 <= wanted <= config.max_positions:
+        raise OverdriveError(f"max_model_len {wanted} is not within 1 .. {config.max_positions}, the model's own limit")
+    return wanted or config.max_positions
+
+
+def choose_form(precision: Precision, device: torch.device, quantised: bool) -> Form:
+    """What `precision` means on this device for weights that are quantised in their file or not."""
+    if precision == "float64":
+        return Form(torch.float64, device, dense_factory(torch.float64, device), TorchOps())
+    return Form(torch.float32, device, dense_factory(torch.float32, device), TorchOps())
