@@ -1,7 +1,7 @@
 """The header of a GGUF file: its key-value metadata and where its tensors lie.
 
-Format: GGUF v2 and v3, little-endian, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Pure Python and without
-numpy: the gguf package's reader makes arrays of every element and takes seconds for a tokenizer of 49 thousand tokens,
+Format: GGUF v2 and v3, little-endian, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Pure Python without
+numpy: the gguf package's reader makes arrays of every element and takes seconds for a tokenizer of 49 thousand tokens;
 this one walks the same bytes with `struct` in a tenth of one. It must never know what any key or tensor means.
 """
 
@@ -40,7 +40,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read everything but the weights. Raises OverdriveError when the file cannot be read, is no GGUF, or ends early."""
+    """Read all but the weights. Raises OverdriveError when the file cannot be read, is no GGUF, or ends early."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data), path)

@@ -6,13 +6,15 @@ decided by the `LinearFactory` it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from overdrive.errors import OverdriveError
 from overdrive.model.config import ModelConfig
 from overdrive.model.ops import Ops
 from overdrive.model.transformer import DenseLinear, Layer, Linear, Transformer
@@ -102,6 +104,29 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.qk_norm:
         shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
     return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+
+
+def check_tensors(
+    where: Callable[[str], Path],
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    redundant: tuple[str, ...],
+) -> None:
+    """Compare a checkpoint's names and shapes with the config's, before anything is read.
+
+    where: the file of a tensor, found or not. redundant: endings of names that may be there without being read.
+    Raises OverdriveError naming the file and the first tensor that is missing, unexpected or of another shape.
+    """
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected and not name.endswith(redundant)]
+    for names, what in ((missing, "missing"), (unexpected, "not part of the model that its config describes")):
+        if names:
+            more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+            raise OverdriveError(f"{where(names[0])}: tensor {names[0]}{more} {what}")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            was, meant = list(found[name]), list(shape)
+            raise OverdriveError(f"{where(name)}: tensor {name} has shape {was}, but its config means {meant}")
 
 
 def assemble(

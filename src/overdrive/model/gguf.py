@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import GGUFHeader, TensorInfo, read_header
+from overdrive.model.assemble import check_tensors, expected_shapes
 from overdrive.model.config import ModelConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -62,18 +62,24 @@ class GGUFBlocks:
 
 
 class GGUFCheckpoint:
-    """`Checkpoint` over a mapped .gguf file.
+    """`Checkpoint` over a mapped .gguf file. config: what its metadata and tensors say the model is.
 
     Raises OverdriveError that names file and tensor for what is missing, cut off or of the wrong shape.
     """
 
+    config: ModelConfig
+
     def __init__(self, path: Path) -> None:
         self._header = read_header(path)
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        # The base class: memmap pays Python for every view, and there are hundreds of thousands of them.
+        self._bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
         self._rotated = self._header.metadata.get("general.architecture") == "llama"
+        self.config = self._read_config()
+        expected = {_ggml_name(name): shape for name, shape in expected_shapes(self.config).items()}
+        found = {name: info.dims[::-1] for name, info in self._header.tensors.items()}
+        check_tensors(lambda name: path, expected, found, redundant=("rope_freqs.weight",))
 
-    @cached_property
-    def config(self) -> ModelConfig:
+    def _read_config(self) -> ModelConfig:
         raw = config_words(self._header)
         if "rope_freqs.weight" in self._header.tensors:
             raw["rope_divisors"] = self._plain("rope_freqs.weight").tolist()
@@ -95,10 +101,6 @@ class GGUFCheckpoint:
             return weight[torch.from_numpy(half_split_rows(len(weight), heads))]
         return GGUFBlocks(weight.data[half_split_rows(len(weight.data), heads)], weight.kind, weight.columns)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor of the file, outermost dimension first, by ggml name."""
-        return {name: info.dims[::-1] for name, info in self._header.tensors.items()}
-
     def _interleaved_heads(self, name: str) -> int:
         """Heads whose rows ggml's Llama converter interleaved in this tensor; 0 when it left the rows alone."""
         if not self._rotated:
@@ -108,9 +110,7 @@ class GGUFCheckpoint:
         return self.config.kv_heads if ".k_proj." in name else 0
 
     def _weight(self, name: str) -> Tensor | GGUFBlocks:
-        info = self._header.tensors.get(name)
-        if info is None:
-            raise OverdriveError(f"{self._header.path}: tensor {name} is missing")
+        info = self._header.tensors[name]
         kind = _kind(info, name, self._header.path)
         if kind in _PLAIN:
             return self._plain(name)
@@ -171,7 +171,7 @@ def config_words(header: GGUFHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     raw = {
         "architectures": [ARCHITECTURES[arch]],
-        "vocab_size": embedding.dims[-1] if embedding else get("vocab_size"),
+        "vocab_size": embedding.dims[-1] if embedding and embedding.dims else get("vocab_size"),
         "hidden_size": get("embedding_length"),
         "intermediate_size": get("feed_forward_length"),
         "num_hidden_layers": get("block_count"),

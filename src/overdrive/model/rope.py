@@ -102,9 +102,11 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Angle per position of each rotated pair, [D/2] float64, scaling included."""
+    """Angle per position of each rotated pair, [D/2] float64, scaling included; OverdriveError for unfit divisors."""
     base = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     if rope.divisors:
+        if len(rope.divisors) != len(base):
+            raise OverdriveError(f"{len(rope.divisors)} rope divisors do not fit {len(base)} rotary pairs")
         base = base / torch.tensor(rope.divisors, dtype=torch.float64)
     if rope.kind == "linear":
         return base / rope.factor

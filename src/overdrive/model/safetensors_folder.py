@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import expected_shapes
+from overdrive.model.assemble import check_tensors, expected_shapes
 from overdrive.model.config import ModelConfig, read_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -24,10 +24,10 @@ class SafetensorsCheckpoint:
     """
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        self._folder = folder
         self._file_of = _locate(folder)
         self._open = {path: _open(path) for path in sorted(set(self._file_of.values()))}
-        self._check(expected_shapes(config))
+        found = {name: self._shape(name) for name in self._file_of}
+        check_tensors(lambda name: self._file_of.get(name, folder), expected_shapes(config), found, _REDUNDANT)
 
     def tensor(self, name: str) -> Tensor:
         path = self._file_of[name]
@@ -42,28 +42,12 @@ class SafetensorsCheckpoint:
     def matrix(self, name: str) -> Tensor:
         return self.tensor(name)
 
-    def _check(self, expected: dict[str, tuple[int, ...]]) -> None:
-        missing = [name for name in expected if name not in self._file_of]
-        if missing:
-            raise OverdriveError(f"{self._folder}: {_listed('tensor', missing)} missing from the weights")
-        unexpected = [n for n in self._file_of if n not in expected and not n.endswith(_REDUNDANT)]
-        if unexpected:
-            raise OverdriveError(
-                f"{self._folder}: {_listed('tensor', unexpected)} in the weights but not in the config"
-            )
-        for name, shape in expected.items():
-            path = self._file_of[name]
-            try:
-                found = tuple(self._open[path].get_slice(name).get_shape())
-            except SafetensorError:
-                raise OverdriveError(f"{path}: tensor {name} is missing, although {INDEX} places it there") from None
-            if found != shape:
-                raise OverdriveError(f"{path}: tensor {name} has shape {list(found)}; the config means {list(shape)}")
-
-
-def _listed(noun: str, names: list[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{noun} {names[0]}{more}"
+    def _shape(self, name: str) -> tuple[int, ...]:
+        path = self._file_of[name]
+        try:
+            return tuple(self._open[path].get_slice(name).get_shape())
+        except SafetensorError:
+            raise OverdriveError(f"{path}: tensor {name} is missing, although {INDEX} places it there") from None
 
 
 def _locate(folder: Path) -> dict[str, Path]:

