@@ -54,9 +54,15 @@ def _hf_templates(path: Path) -> dict[str, str]:
         files["default"] = folder / "chat_template.jinja"
     if files:
         return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    config = read_json(folder / "tokenizer_config.json").get("chat_template") or {}
-    if isinstance(config, str):
-        return {"default": config}
-    if isinstance(config, list):
-        return {entry["name"]: entry["template"] for entry in config}
-    return dict(config)
+    return _config_templates(folder / "tokenizer_config.json")
+
+
+def _config_templates(path: Path) -> dict[str, str]:
+    """`chat_template` of a tokenizer_config.json: one template, or a list of named ones."""
+    found = read_json(path).get("chat_template") or []
+    if isinstance(found, str):
+        return {"default": found}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in found}
+    except (TypeError, KeyError) as error:
+        raise OverdriveError(f"{path} has a chat_template that is neither text nor a list of named texts") from error

@@ -72,7 +72,7 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest(f"{place}.function.arguments is no valid JSON: {error}", f"{place}.function") from error
     if not isinstance(arguments, Mapping):
         raise BadRequest(f"{place}.function.arguments must be a JSON object", f"{place}.function")

@@ -151,6 +151,13 @@ def test_named_templates_choose_by_tools(tmp_path: Path) -> None:
     assert (rendered(path), rendered(path, tools=[{}])) == ("plain", "with 1")
 
 
+@pytest.mark.parametrize("found", [5, [5], [{"name": "default"}]])
+def test_template_of_another_form_is_named(tmp_path: Path, found: Any) -> None:
+    path = folder(tmp_path, byte_level_core(), {"chat_template": found})
+    with pytest.raises(OverdriveError, match="chat_template"):
+        rendered(path)
+
+
 def test_missing_override_is_named(tmp_path: Path) -> None:
     path = folder(tmp_path, byte_level_core(), {})
     with pytest.raises(OverdriveError, match=r"gone\.jinja"):

@@ -95,6 +95,10 @@ def test_developer_is_a_system_message_where_the_template_knows_no_developer() -
             "messages[1].tool_calls[0].function",
         ),
         (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]},
+            "messages[1].tool_calls[0].function",
+        ),
+        (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
             "messages[1].tool_calls[0].function",
         ),
