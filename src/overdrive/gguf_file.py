@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def read_header(path: Path) -> GGUFHeader:
         raise OverdriveError(f"{path} is not a GGUF file") from None
     except OSError as error:
         raise OverdriveError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
+    """The keys and values of `read_header`, only those whose key is wanted."""
+    return {key: value for key, value in read_header(path).metadata.items() if wanted(key)}
 
 
 def _header(cursor: _Cursor, path: Path) -> GGUFHeader:

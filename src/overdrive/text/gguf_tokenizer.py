@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
 
 from overdrive.errors import OverdriveError
-from overdrive.text.gguf_metadata import read_metadata
+from overdrive.gguf_file import read_metadata
 from overdrive.text.pieces import REPLACEMENT, TokenTable, byte_level_pieces, sentencepiece_pieces
 from overdrive.text.tokenizer import FastTokenizer, Tokenizer
 

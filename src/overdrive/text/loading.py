@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from overdrive.errors import OverdriveError
-from overdrive.text.gguf_metadata import read_metadata
+from overdrive.gguf_file import read_metadata
 from overdrive.text.gguf_tokenizer import load_gguf_tokenizer
 from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_json
 from overdrive.text.template import ChatTemplate
