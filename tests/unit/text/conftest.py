@@ -1,8 +1,7 @@
-"""Small vocabularies of the kinds that models bring, built in milliseconds, and SmolLM2's where its file is at hand."""
+"""Small vocabularies of the kinds that models bring, built in milliseconds, and SmolLM2's own."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from gguf import GGUFWriter
 from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
+from overdrive.model.smollm2 import smollm2_path
 from overdrive.text import ByteTokenizer, Tokenizer, load_tokenizer
 
 WriteGguf = Callable[..., Path]
@@ -55,8 +55,5 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def smollm2_file() -> Path:
-    """SmolLM2's .gguf, where OVERDRIVE_SMOLLM2 points to it."""
-    path = Path(os.environ.get("OVERDRIVE_SMOLLM2", "missing"))
-    if not path.is_file():
-        pytest.skip("OVERDRIVE_SMOLLM2 does not name SmolLM2's .gguf file")
-    return path
+    """SmolLM2's .gguf, fetched once."""
+    return smollm2_path(lambda label, done, total: None)
