@@ -43,6 +43,20 @@ def reference(smollm2_file: Path) -> Any:
     return tokenizer
 
 
+KNOWN = {
+    "Hello world! 123": [19556, 905, 17, 216, 33, 34, 35],
+    "  multiple   spaces": [216, 2701, 256, 5600],
+    "a day.  20%": [81, 1194, 30, 256, 34, 32, 21],
+    "<|im_start|>user\n": [1, 4093, 198],
+}
+
+
+@pytest.mark.parametrize("text", KNOWN)
+def test_known_ids(smollm2: Tokenizer, text: str) -> None:
+    assert smollm2.encode(text, add_special=True) == KNOWN[text]
+
+
+@pytest.mark.slow
 def test_ids_are_those_of_transformers(smollm2: Tokenizer, reference: Any) -> None:
     @given(st.one_of(st.sampled_from(TEXTS), st.text()))
     def law(text: str) -> None:
@@ -57,6 +71,7 @@ def test_texts_survive_the_round_trip(smollm2: Tokenizer, text: str) -> None:
     assert smollm2.decode(smollm2.encode(text, add_special=True), skip_special=False) == text
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_transformers_for_any_ids(smollm2: Tokenizer, reference: Any) -> None:
     @given(st.lists(st.integers(0, smollm2.vocab_size - 1)))
     def law(ids: list[int]) -> None:
@@ -65,12 +80,24 @@ def test_texts_are_those_of_transformers_for_any_ids(smollm2: Tokenizer, referen
     law()
 
 
+CHAT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def test_chat_prompt_opens_the_assistants_turn(smollm2_file: Path, smollm2: Tokenizer) -> None:
+    prompt = load_chat_template(smollm2_file, smollm2).render([{"role": "user", "content": "hi"}])
+    assert prompt == CHAT
+
+
 def test_known_facts_of_the_file(smollm2: Tokenizer) -> None:
     assert smollm2.vocab_size == 49152
     assert smollm2.eos_ids == (smollm2.id_of("<|im_end|>"),) == (2,)
     assert smollm2.prefix == ()
 
 
+@pytest.mark.slow
 def test_chat_prompt_is_that_of_transformers(smollm2_file: Path, smollm2: Tokenizer, reference: Any) -> None:
     template = load_chat_template(smollm2_file, smollm2)
     system = {"role": "system", "content": "Be brief."}
