@@ -253,7 +253,7 @@ class EngineClient:
     """The HTTP process's end of the link; lives in one event loop, created and closed inside it.
 
     `run` reads the link until it is cancelled. `stats` is the newest `Stats`; `failure` says why the engine is gone
-    ("" while it is not).
+    ("" while it is not); `draining` that it takes no more requests.
     """
 
     def __init__(self, address: str) -> None:
@@ -265,6 +265,7 @@ class EngineClient:
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.stats = Stats()
         self.failure = ""
+        self.draining = False
 
     @property
     def active(self) -> int:
@@ -311,6 +312,7 @@ class EngineClient:
 
     def drain(self) -> None:
         """Asks the engine to finish what it has and to end."""
+        self.draining = True
         self._send(Drain())
 
     def stop(self) -> None:

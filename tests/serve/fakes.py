@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from overdrive.config import ServerOptions
+from overdrive.config import EngineOptions, ServerOptions
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.service import Gate, Service
@@ -20,13 +20,18 @@ from overdrive.types import FinishReason
 from overdrive.wire import (
     Abort,
     Batch,
+    Drain,
     EngineClient,
     EngineEndpoint,
     EngineInfo,
+    Failed,
+    Loading,
     Logprobs,
     Ready,
     Stats,
+    Stop,
     Submit,
+    ToEngine,
     Tokens,
 )
 
@@ -92,39 +97,49 @@ def scores(ids: list[int], most: int) -> Logprobs:
 
 
 class FakeEngine:
-    """Runs a script per request in a thread, one message per request and round, until closed."""
+    """Runs a script per request, one message per request and round, until told to end."""
 
-    def __init__(self, address: str) -> None:
-        self.script: Script = speak
+    def __init__(self, script: Script = speak, round_seconds: float = 0.001) -> None:
+        self.script = script
         self.submits: list[Submit] = []
         self.aborts: list[str] = []
+        self.closed = threading.Event()
+        self._round_seconds = round_seconds
         self._running: dict[str, Iterator[Tokens]] = {}
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(address,), daemon=True)
-        self._thread.start()
+        self._draining = False
 
     def reset(self) -> None:
         self.script = speak
         self.submits.clear()
         self.aborts.clear()
 
-    def _serve(self, address: str) -> None:
+    def serve(self, address: str) -> None:
         endpoint = EngineEndpoint(address)
+        endpoint.send(Loading("weights", 1, 2))
         endpoint.send(Ready(INFO))
         endpoint.send(Stats(running=1, offered=[4, 2], accepted=[3, 1], plans=[5, 0, 0, 7]))
-        while not self._closed.is_set():
+        while not self.closed.is_set() and (self._running or not self._draining):
             for message in endpoint.poll(0.002 if not self._running else 0):
-                if isinstance(message, Submit):
-                    self.submits.append(message)
-                    self._running[message.id] = self.script(message)
-                elif isinstance(message, Abort):
-                    self.aborts.append(message.id)
-                    self._running.pop(message.id, None)
+                self._take(message)
             if batch := self._round():
                 endpoint.send(Batch(batch))
-            elif self._running:
-                time.sleep(0.001)
+            if self._running:
+                time.sleep(self._round_seconds)
+        endpoint.send(Batch([Tokens(name, finish=FinishReason.ABORT) for name in self._running]))
         endpoint.close()
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case Submit():
+                self.submits.append(message)
+                self._running[message.id] = self.script(message)
+            case Abort():
+                self.aborts.append(message.id)
+                self._running.pop(message.id, None)
+            case Drain():
+                self._draining = True
+            case Stop():
+                self.closed.set()
 
     def _round(self) -> list[Tokens]:
         batch = []
@@ -136,9 +151,17 @@ class FakeEngine:
                 batch.append(item)
         return batch
 
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join()
+
+def engine_process(model: str, options: EngineOptions, address: str) -> None:
+    """An engine for `serve(..., target=engine_process)`; the model's name says how it behaves."""
+    if model == "broken":
+        endpoint = EngineEndpoint(address)
+        endpoint.send(Failed("no such model: broken"))
+        endpoint.close()
+        return
+    if model == "crashing":
+        raise SystemExit(3)
+    FakeEngine(round_seconds=0.1 if model == "slow" else 0.001).serve(address)
 
 
 class FakeServer:
@@ -147,18 +170,19 @@ class FakeServer:
     def __init__(self, address: str, **options: object) -> None:
         self._address = address
         self._options = ServerOptions(**options)
+        self.engine = FakeEngine()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         self._ready.wait(10)
-        self.engine: FakeEngine
 
     async def _serve(self) -> None:
         self.gate = Gate(self._options, Metrics())
         self.client = EngineClient(self._address)
-        self.engine = FakeEngine(self._address)
+        engine_thread = threading.Thread(target=self.engine.serve, args=(self._address,), daemon=True)
+        engine_thread.start()
         reader = asyncio.create_task(self.client.run())
         tokenizer = ByteTokenizer()
         template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens, "test")
@@ -168,10 +192,11 @@ class FakeServer:
         self.loop = asyncio.get_running_loop()
         self.loop.call_later(0.05, self._ready.set)
         await self.uvicorn.serve([self._socket])
+        self.engine.closed.set()
+        engine_thread.join()
         reader.cancel()
         self.client.close()
 
     def close(self) -> None:
         self.uvicorn.should_exit = True
-        self.engine.close()
         self._thread.join()

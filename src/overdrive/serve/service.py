@@ -44,8 +44,8 @@ class Service:
 
     def submit(self, answer_ids: list[str], prompts: list[list[int]], params: list[SamplingParams]) -> Reply:
         """Sends one engine request per answer. Raises BadRequest (429) when the queue has no room for all of them."""
-        if self.client.failure:
-            raise ServerFault(f"the engine is gone: {self.client.failure}", status=503)
+        if self.client.failure or self.client.draining:
+            raise ServerFault(self.client.failure or "the server is shutting down", status=503)
         capacity = self.info.max_rows + self.info.max_queue
         if len(answer_ids) > capacity:
             raise BadRequest(f"n: {len(answer_ids)} answers at once, the server takes {capacity} at most", "n")
@@ -77,7 +77,7 @@ class Gate:
         if isinstance(self.state, Closed):
             raise ServerFault(self.state.reason, status=503)
         if self.state.client.failure:
-            raise ServerFault(f"the engine is gone: {self.state.client.failure}", status=503)
+            raise ServerFault(self.state.client.failure, status=503)
         return self.state
 
 

@@ -1,0 +1,146 @@
+"""A chat in the terminal: text is written as it arrives, with nothing between the stream and the screen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+from overdrive.config import EngineOptions
+from overdrive.errors import OverdriveError
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the person chose; None leaves it to the model."""
+
+    system: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """The chosen ones, by their names in the API."""
+        given = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Speaker(Protocol):
+    """The other side of the conversation."""
+
+    def reply(self, messages: Messages) -> Iterator[str]:
+        """The answer to `messages`, piece by piece. Closing the iterator stops it."""
+        ...
+
+
+class RemoteSpeaker:
+    """A server that speaks OpenAI's protocol. `model` may be empty: then it is the server's first one."""
+
+    def __init__(self, url: str, model: str, api_key: str, settings: Settings) -> None:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        base = url.rstrip("/").removesuffix("/v1")
+        self._errors: type[Exception] = httpx.HTTPError
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
+        self._settings = settings
+        self._url = base
+        self._model = model or self._first_model()
+
+    def _first_model(self) -> str:
+        try:
+            response = self._http.get("/v1/models")
+            if response.status_code != 200:
+                raise OverdriveError(f"{self._url} answers {response.status_code}: {_message(response.content)}")
+            return response.json()["data"][0]["id"]
+        except self._errors as error:
+            raise OverdriveError(f"cannot reach {self._url}: {error}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise OverdriveError(f"{self._url} is not a server of OpenAI's protocol") from error
+
+    def reply(self, messages: Messages) -> Iterator[str]:
+        body = {"model": self._model, "messages": messages, "stream": True, **self._settings.parameters()}
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    raise OverdriveError(_message(response.read()))
+                yield from _texts(response.iter_lines())
+        except self._errors as error:
+            raise OverdriveError(f"the connection to {self._url} broke: {error}") from error
+
+
+class LocalSpeaker:
+    """A model in this process."""
+
+    def __init__(self, model: str, options: EngineOptions, settings: Settings) -> None:
+        from overdrive import LLM
+
+        self._llm = LLM(model, options=options)
+        self._settings = settings
+
+    def reply(self, messages: Messages) -> Iterator[str]:
+        return self._llm.stream_chat(messages, **self._settings.parameters())
+
+
+def _texts(lines: Iterator[str]) -> Iterator[str]:
+    """Text of server-sent events."""
+    for line in lines:
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            raise OverdriveError(event["error"]["message"])
+        for choice in event["choices"]:
+            yield choice["delta"].get("content") or ""
+
+
+def _message(body: bytes) -> str:
+    """The message of an error response, or what there is of it."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> None:
+    """Reads lines and writes answers until /exit or the end of input. A refused message is taken back."""
+    opening: Messages = [{"role": "system", "content": settings.system}] if settings.system else []
+    messages = list(opening)
+    while (line := _ask()) is not None and line != "/exit":
+        if line == "/reset":
+            messages = list(opening)
+        elif line:
+            messages.append({"role": "user", "content": line})
+            answer = _speak(speaker, messages, out)
+            if answer is None:
+                messages.pop()
+            else:
+                messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _speak(speaker: Speaker, messages: Messages, out: TextIO) -> str | None:
+    """Writes one answer and returns it; None when it was refused. Ctrl-C keeps what was said so far."""
+    said: list[str] = []
+    pieces = speaker.reply(messages)
+    try:
+        for piece in pieces:
+            said.append(piece)
+            out.write(piece)
+            out.flush()
+    except OverdriveError as error:
+        print(f"overdrive: {error}", file=sys.stderr)
+        return None
+    except KeyboardInterrupt:
+        getattr(pieces, "close", lambda: None)()
+    out.write("\n")
+    return "".join(said)

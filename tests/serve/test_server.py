@@ -1,0 +1,161 @@
+"""Laws of the two processes: how they start, drain and end, and that neither outlives the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fakes import TEMPLATE, TEXT
+
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Running:
+    """A server process with its address and the id of its engine process."""
+
+    def __init__(self, model: str, folder: Path, port: int = 0) -> None:
+        template = folder / "template.jinja"
+        template.write_text(TEMPLATE)
+        command = [sys.executable, str(Path(__file__).with_name("run_fake.py")), model, str(port), str(template)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def wait_ready(self) -> Running:
+        line = self.process.stdout.readline()
+        self.url = re.search(r"http://\S+", line).group()
+        self.engine = next(pid for pid in _children(self.process.pid) if "spawn_main" in _command(pid))
+        return self
+
+    def end(self, seconds: float = 15) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=seconds)
+        return self.process.returncode, errors
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture
+def run(tmp_path):
+    started = []
+
+    def make(model, port=0):
+        started.append(Running(model, tmp_path, port))
+        return started[-1]
+
+    yield make
+    for server in started:
+        server.process.kill()
+        server.process.communicate()
+
+
+def _gone(pid: int, seconds: float = 5.0) -> bool:
+    """Whether the process ends within `seconds` (a zombie that nobody reaps has ended)."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _collect(url: str, lines: list[str]) -> None:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json={**ASK, "model": "slow", "stream": True}) as response:
+        lines.extend(response.iter_lines())
+
+
+def _streaming(server: Running) -> tuple[threading.Thread, list[str]]:
+    """A stream that has begun."""
+    lines: list[str] = []
+    thread = threading.Thread(target=_collect, args=(server.url, lines))
+    thread.start()
+    while not lines:
+        time.sleep(0.01)
+    return thread, lines
+
+
+def test_it_serves_and_sigterm_ends_both_processes(run):
+    server = run("tiny").wait_ready()
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=ASK).json()
+    assert answer["choices"][0]["message"]["content"] == TEXT
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == (0, "weights\n")
+    assert _gone(server.engine)
+
+
+def test_running_answers_end_before_the_server_does(run):
+    server = run("slow").wait_ready()
+    thread, lines = _streaming(server)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert httpx.get(f"{server.url}/health").json() == {"status": "draining"}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
+    thread.join()
+    assert lines[-2] == "data: [DONE]"
+    assert any('"finish_reason":"stop"' in line for line in lines)
+    assert server.end()[0] == 0
+
+
+def test_a_second_signal_stops_at_once_and_says_so(run):
+    server = run("slow").wait_ready()
+    thread, lines = _streaming(server)
+    for _ in range(2):
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    thread.join()
+    assert any("the server stopped before" in line for line in lines)
+    assert not any('"finish_reason":"stop"' in line for line in lines)
+    assert server.end()[0] == 0
+
+
+def test_a_dead_engine_is_an_error_and_then_503(run):
+    server = run("slow").wait_ready()
+    thread, lines = _streaming(server)
+    os.kill(server.engine, signal.SIGKILL)
+    thread.join()
+    assert any("the engine process ended (signal SIGKILL)" in line for line in lines)
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
+
+
+def test_a_killed_server_leaves_no_engine(run):
+    server = run("tiny").wait_ready()
+    server.process.kill()
+    assert _gone(server.engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("broken", "overdrive: no such model: broken"),
+        ("crashing", "overdrive: the engine process ended (exit code 3)"),
+    ],
+)
+def test_a_failed_start_is_one_line_and_exit_code_1(run, model, line):
+    code, errors = run(model).end()
+    assert code == 1
+    assert errors.splitlines()[-1] == line
+    assert "Traceback" not in errors
+
+
+def test_a_port_in_use_is_one_line_and_no_model_is_loaded(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, errors = run("tiny", port).end()
+    assert code == 1
+    assert errors == f"overdrive: cannot listen on 127.0.0.1:{port}: address already in use\n"
