@@ -1,0 +1,153 @@
+"""Sixteen float32 lanes: the building blocks from which the CPU kernels write their LLVM IR.
+
+The compiler may never choose an order of summation here. Every value is an explicit `<16 x float>` (one AVX-512
+register, two of AVX2, four of NEON), every multiply-add an explicit `llvm.fma`, so a result depends on the arithmetic
+written down and not on the vectoriser, the tile size or the machine's registers.
+
+Knows registers and addresses; knows nothing of weights, pages or tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+LANES = 16
+
+i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+half, f32 = ir.HalfType(), ir.FloatType()
+f32x16 = ir.VectorType(f32, LANES)
+i32x16 = ir.VectorType(i32, LANES)
+
+Value = ir.Value
+Builder = ir.IRBuilder
+
+
+def accumulators() -> int:
+    """How many `<16 x float>` sums the machine that numba compiles for holds in registers beside their operands."""
+    features = cpu_target.target_context.codegen().magic_tuple()[2]
+    if "+avx512f" in features:
+        return 24  # of 32 registers of 512 bits
+    return 6  # of 16 registers of 256 bits, or of 32 of 128: two or four registers each
+
+
+def integer(value: int) -> Value:
+    return ir.Constant(i64, value)
+
+
+def splat(value: float) -> Value:
+    """A constant in every lane."""
+    return ir.Constant(f32x16, [value] * LANES)
+
+
+def splat_int(value: int) -> Value:
+    return ir.Constant(i32x16, [value] * LANES)
+
+
+def at(b: Builder, address: Value, offset: Value | int) -> Value:
+    """`address + offset`, both in bytes."""
+    offset = integer(offset) if isinstance(offset, int) else offset
+    return b.add(address, offset)
+
+
+def load(b: Builder, address: Value, kind: ir.Type, align: int = 1) -> Value:
+    """Load a scalar or vector of type `kind`; unaligned unless said otherwise."""
+    value = b.load(b.inttoptr(address, kind.as_pointer()))
+    value.align = align
+    return value
+
+
+def load_lanes(b: Builder, address: Value, element: ir.Type = f32) -> Value:
+    """Load 16 consecutive elements."""
+    return load(b, address, ir.VectorType(element, LANES), align=1 if element in (i8,) else 2 if element == half else 4)
+
+
+def store(b: Builder, value: Value, address: Value, align: int = 4) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def broadcast(b: Builder, scalar: Value) -> Value:
+    """One scalar in every lane."""
+    kind = ir.VectorType(scalar.type, LANES)
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(i32, 0))
+    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(i32x16, [0] * LANES))
+
+
+def broadcast_load(b: Builder, address: Value) -> Value:
+    """The float32 at `address` in every lane."""
+    return broadcast(b, load(b, address, f32, align=4))
+
+
+def _vector_call(b: Builder, name: str, *operands: Value) -> Value:
+    kind = operands[0].type
+    suffix = f"v{LANES}{'f32' if kind.element == f32 else 'i32'}"
+    function = cgutils.get_or_insert_function(
+        b.module, ir.FunctionType(kind, [kind] * len(operands)), f"llvm.{name}.{suffix}"
+    )
+    return b.call(function, operands)
+
+
+def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    """x * y + z, rounded once."""
+    return _vector_call(b, "fma", x, y, z)
+
+
+def maximum(b: Builder, x: Value, y: Value) -> Value:
+    """The larger of two lanes; no NaN expected."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def loop(
+    b: Builder, count: Value | int, carried: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]
+) -> list[Value]:
+    """`for i in range(count): carried = body(i, carried)`; the carried values stay in registers."""
+    count = integer(count) if isinstance(count, int) else count
+    before = b.block
+    head, inside, after = (b.append_basic_block(name) for name in ("loop.head", "loop.body", "loop.after"))
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(i64)
+    values = [b.phi(value.type) for value in carried]
+    b.cbranch(b.icmp_signed("<", index, count), inside, after)
+    b.position_at_end(inside)
+    results = list(body(index, list(values)))
+    following = b.add(index, integer(1))
+    end = b.block
+    b.branch(head)
+    for phi, first, again in zip([index, *values], [integer(0), *carried], [following, *results], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(again, end)
+    b.position_at_end(after)
+    return values
+
+
+def store_some(b: Builder, vector: Value, address: Value, valid: Value) -> None:
+    """Store the first `valid` lanes (all of them when valid >= 16, none when valid <= 0)."""
+    whole = b.icmp_signed(">=", valid, integer(LANES))
+    with b.if_else(whole) as (every, some):
+        with every:
+            store(b, vector, address)
+        with some:
+
+            def one(lane: Value, _: list[Value]) -> list[Value]:
+                store(b, b.extract_element(vector, lane), at(b, address, b.mul(lane, integer(4))))
+                return []
+
+            loop(b, valid, [], one)
+
+
+def switch(b: Builder, value: Value, cases: dict[int, Callable[[], None]], keys: dict[int, int]) -> None:
+    """Run `cases[keys[value]]`; nothing for a value without a key."""
+    done = b.append_basic_block("switch.done")
+    choice = b.switch(value, done)
+    for name, body in cases.items():
+        block = b.append_basic_block(f"case.{name}")
+        for key in (key for key, wanted in keys.items() if wanted == name):
+            choice.add_case(integer(key), block)
+        b.position_at_end(block)
+        body()
+        b.branch(done)
+    b.position_at_end(done)

@@ -1,0 +1,97 @@
+"""y = x @ W.T + bias on the CPU with packed weights: every weight is read once for all token rows of a call.
+
+A token's result is bit-equal whatever the number of rows, whoever its neighbours are and however many threads run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overdrive.device.cpu.formats import LANES, Format
+from overdrive.device.cpu.linear_kernels import FEW_ROWS, TALL, WIDE, few_rows, many_rows, pack_rows
+from overdrive.device.cpu.packing import Packed
+from overdrive.device.cpu.team import Call, Team
+from overdrive.errors import OverdriveError
+
+_ARGUMENTS = "q" * 13
+
+
+class LinearKernels:
+    """The compiled products of one team, by weight format; compiled on first use (seconds), then cached on disk."""
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self.pack_rows = Call(team, pack_rows(), "q" * 5)
+        self._calls: dict[Format, tuple[Call, Call]] = {}
+
+    def calls(self, form: Format) -> tuple[Call, Call]:
+        """Kernels for few rows and for many."""
+        if form not in self._calls:
+            few, many = few_rows(form), many_rows(form)
+            self._calls[form] = Call(self.team, few, _ARGUMENTS), Call(self.team, many, _ARGUMENTS)
+        return self._calls[form]
+
+
+class PackedLinear:
+    """A linear layer over packed weights. Called with x [T, in] float32, returns [T, out] float32."""
+
+    def __init__(self, kernels: LinearKernels, packed: Packed, bias: Tensor | None = None) -> None:
+        self.packed = packed
+        self._kernels = kernels
+        self._few, self._many = kernels.calls(packed.form)
+        self._bias = _padded(bias, len(packed.panels) * LANES)
+        self._weights = packed.panels.ctypes.data
+        self._scale = packed.scale.ctypes.data
+        self._bias_address = self._bias.ctypes.data if bias is not None else 0
+        self._panel_bytes = packed.panels.shape[1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows, inputs = x.shape
+        if inputs != self.packed.inputs or x.dtype != torch.float32:
+            raise OverdriveError(f"linear takes [T, {self.packed.inputs}] float32, got {tuple(x.shape)} {x.dtype}")
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = torch.empty((rows, self.packed.outputs))
+        if 0 < rows <= FEW_ROWS:
+            self._launch(self._few, x.data_ptr(), y, rows, 4 * x.stride(0), 0, 0)
+        elif rows:
+            self._multiply_many(x, y, rows)
+        return y
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The weights of some output rows, [n, in] float32: token embeddings, where the head is tied to them."""
+        return torch.from_numpy(self.packed.rows(index.numpy()))
+
+    def _multiply_many(self, x: Tensor, y: Tensor, rows: int) -> None:
+        inputs, team = self.packed.inputs, self._kernels.team
+        activations = 4 * inputs * (rows + TALL)
+        panel = 4 * inputs * LANES * WIDE  # decoded weights of one thread
+        packed = team.scratch(activations + team.threads * panel)
+        self._kernels.pack_rows(x.data_ptr(), packed, rows, 4 * x.stride(0), inputs)
+        self._launch(self._many, packed, y, rows, 0, packed + activations, panel)
+
+    def _launch(self, call: Call, x: int, y: Tensor, rows: int, x_stride: int, scratch: int, size: int) -> None:
+        packed = self.packed
+        call(
+            self._weights,
+            self._scale,
+            self._bias_address,
+            x,
+            y.data_ptr(),
+            rows,
+            x_stride,
+            4 * packed.outputs,
+            packed.inputs,
+            packed.outputs,
+            self._panel_bytes,
+            scratch,
+            size,
+        )
+
+
+def _padded(bias: Tensor | None, outputs: int) -> np.ndarray:
+    padded = np.zeros(outputs, dtype=np.float32)
+    if bias is not None:
+        padded[: len(bias)] = bias.detach().float().numpy()
+    return padded
