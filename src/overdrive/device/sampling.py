@@ -60,29 +60,25 @@ class Masks:
 class SamplingState:
     """Sampling parameters by slot, on the device. All scalars are [slots]; `dtype` is that of the logits.
 
-    temperature, presence, frequency, repetition: dtype. top_k: int64, vocabulary size when off. top_p: float64.
-    log_min_p: dtype, -inf when off. seed: int64. stops_from: int64, first position at which stop ids may be drawn.
+    temperature, presence, frequency, repetition: dtype. log_min_p: dtype, -inf when off. top_p: float64.
+    top_k: int64, vocabulary size when off. seed: int64. logprobs: int64, alternatives to report, -1 for nothing.
+    stops_from: int64, first position at which stop ids may be drawn.
     stop_ids: [slots, widest] int64, padded with -1; bias_ids and bias (dtype) likewise.
-    logprobs: int64, alternatives to report, -1 for nothing.
     """
 
     def __init__(self, slots: int, vocab_size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         device = torch.device(device)
         self.vocab_size = vocab_size
         self.dtype = dtype
-        self.temperature = torch.zeros(slots, dtype=dtype, device=device)
-        self.presence = torch.zeros(slots, dtype=dtype, device=device)
-        self.frequency = torch.zeros(slots, dtype=dtype, device=device)
-        self.repetition = torch.ones(slots, dtype=dtype, device=device)
-        self.top_k = torch.full((slots,), vocab_size, dtype=torch.int64, device=device)
+        # Packed, so that an admission is a handful of copies to the device; the names are views.
+        self._reals = torch.zeros((5, slots), dtype=dtype, device=device)
+        self._integers = torch.zeros((4, slots), dtype=torch.int64, device=device)
+        self.temperature, self.presence, self.frequency, self.repetition, self.log_min_p = self._reals
+        self.top_k, self.seed, self.stops_from, self.logprobs = self._integers
         self.top_p = torch.ones(slots, dtype=torch.float64, device=device)
-        self.log_min_p = torch.full((slots,), -torch.inf, dtype=dtype, device=device)
-        self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.stops_from = torch.zeros(slots, dtype=torch.int64, device=device)
         self.stop_ids = torch.full((slots, 1), -1, dtype=torch.int64, device=device)
         self.bias_ids = torch.full((slots, 1), -1, dtype=torch.int64, device=device)
         self.bias = torch.zeros((slots, 1), dtype=dtype, device=device)
-        self.logprobs = torch.full((slots,), -1, dtype=torch.int64, device=device)
         self.counts = TokenCounts(slots, vocab_size, device)
 
     def admit(self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_len: int) -> None:
@@ -90,19 +86,25 @@ class SamplingState:
 
         Stop ids and biases outside the vocabulary can never be drawn and are left out.
         """
-        self.temperature[slot] = max(params.temperature, COLDEST) if params.temperature > 0 else 0.0
-        self.presence[slot] = params.presence_penalty
-        self.frequency[slot] = params.frequency_penalty
-        self.repetition[slot] = params.repetition_penalty
-        self.top_k[slot] = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        reals = (
+            max(params.temperature, COLDEST) if params.temperature > 0 else 0.0,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.repetition_penalty,
+            log(params.min_p) if params.min_p > 0 else -torch.inf,
+        )
+        integers = (
+            params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size,
+            (params.seed + 2**63) % 2**64 - 2**63,  # any integer is a seed: its low 64 bits
+            prompt_len + params.min_tokens,
+            params.logprobs,
+        )
+        self._reals[:, slot] = torch.tensor(reals, dtype=self.dtype)
+        self._integers[:, slot] = torch.tensor(integers)
         self.top_p[slot] = params.top_p
-        self.log_min_p[slot] = log(params.min_p) if params.min_p > 0 else -torch.inf
-        self.seed[slot] = (params.seed + 2**63) % 2**64 - 2**63  # any integer is a seed: its low 64 bits
-        self.stops_from[slot] = prompt_len + params.min_tokens
-        self.logprobs[slot] = params.logprobs
         stops = sorted(token for token in set(params.stop_token_ids) if 0 <= token < self.vocab_size)
-        self.stop_ids = _set_list(self.stop_ids, slot, stops, pad=-1)
         bias = {token: value for token, value in params.logit_bias if 0 <= token < self.vocab_size}
+        self.stop_ids = _set_list(self.stop_ids, slot, stops, pad=-1)
         self.bias_ids = _set_list(self.bias_ids, slot, list(bias), pad=-1)
         self.bias = _set_list(self.bias, slot, list(bias.values()), pad=0)
         if params.penalised:
@@ -221,6 +223,5 @@ def _set_list(table: Tensor, slot: int, values: list, pad: int) -> Tensor:
         width *= 2
     if width > table.shape[1]:
         table = torch.nn.functional.pad(table, (0, width - table.shape[1]), value=pad)
-    table[slot] = pad
-    table[slot, : len(values)] = torch.tensor(values, dtype=table.dtype, device=table.device)
+    table[slot] = torch.tensor(values + [pad] * (width - len(values)), dtype=table.dtype)
     return table
