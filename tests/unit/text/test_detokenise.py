@@ -22,7 +22,8 @@ def runs(data: st.DataObject, ids: list[int]) -> list[list[int]]:
 @for_every_tokenizer
 @given(st.data(), st.booleans())
 def test_pushes_and_finish_equal_decode_for_any_ids(tokenizer: Tokenizer, data: st.DataObject, continues: bool) -> None:
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=40), "ids")
+    spaced = [token for token, piece in enumerate(tokenizer.token_bytes()) if piece.startswith(b" ")]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2) | st.sampled_from(spaced), max_size=40), "ids")
     stream = Detokeniser(tokenizer, continues=continues)
     text = "".join(stream.push(run) for run in runs(data, ids)) + stream.finish()
     assert text == tokenizer.decode(ids, continues=continues)
