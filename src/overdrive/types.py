@@ -30,6 +30,16 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a request ended. `stop_string` indexes `SamplingParams.stop`, `stop_token` is the id; -1 where it was not that."""
+
+    reason: FinishReason
+    stop_string: int = -1
+    stop_token: int = -1
+    message: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request draws its tokens, fully resolved (no defaults left to look up, the seed drawn).
@@ -107,6 +117,8 @@ class Row:
     drafts: draft positions reserved behind them; the drafter may fill fewer.
     emits: whether the last known token is the newest one, so that the row yields at least one new token.
     upper_len: one past the highest position this row can write; bounds attention work and pages, never an address.
+    logprobs, prompt_logprobs: as in SamplingParams; -1 wants none. Prompt ones cover this row's known positions but the
+    newest.
     """
 
     request_id: str
@@ -115,6 +127,8 @@ class Row:
     drafts: int
     emits: bool
     upper_len: int
+    logprobs: int = -1
+    prompt_logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from gguf import GGUFWriter
-from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
 from overdrive.model.smollm2 import smollm2_path
 from overdrive.text import ByteTokenizer, Tokenizer, load_tokenizer
+from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
 WriteGguf = Callable[..., Path]
 

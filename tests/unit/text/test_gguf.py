@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import read_metadata
 from overdrive.text import Tokenizer, load_chat_template, load_tokenizer
 from overdrive.text.gguf_tokenizer import merges_from_scores
+from tests.unit.text.vocabularies import byte_level_fields, sentencepiece_fields
 
 WriteGguf = Callable[..., Path]
 

@@ -1,0 +1,139 @@
+"""Where tokens become an answer: cut at the end, give pages to the prefix cache, let finished requests go.
+
+Usage, log-probabilities, KV length and cache keys all follow from the cut made here. Must never know torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overdrive.policy.acceptance import DraftCounts
+from overdrive.request import Request, Running
+from overdrive.scheduler import Scheduler
+from overdrive.types import Finish, FinishReason, Outcome, Row, Step, TopLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one settled step adds to one answer. `accepted` of `tokens`, from the front, came from drafts.
+
+    prompt_logprobs: for prompt tokens `first_scored ..`, in order, when the request asked for them.
+    """
+
+    request: Request
+    tokens: Sequence[int]
+    accepted: int
+    offered: int
+    finish: Finish | None
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+
+
+class Committer:
+    """Settles arrived steps. The only writer of a request's output."""
+
+    def __init__(self, scheduler: Scheduler, counts: DraftCounts) -> None:
+        self._scheduler = scheduler
+        self._counts = counts
+        self.prefilled_tokens = 0
+        self.generated_tokens = 0
+
+    def settle(self, step: Step, outcome: Outcome) -> list[Delta]:
+        """Take a step's results into its requests. Rows of requests that have finished meanwhile are skipped."""
+        deltas = []
+        counts, offered = outcome.counts.tolist(), outcome.offered.tolist()
+        tokens = outcome.tokens.tolist()
+        for index, (row, running) in enumerate(zip(step.rows, self._scheduler.land(step), strict=True)):
+            if running.request.finish is not None:
+                continue
+            delta = self._settle_row(row, running, tokens[index][: counts[index]], offered[index], index, outcome)
+            self._donate(running)
+            if delta.finish is not None:
+                self._scheduler.remove(running.request)
+            elif running.leaving and not running.launched:
+                self._scheduler.evict(running)
+            if delta.tokens or delta.finish or delta.prompt_logprobs is not None:
+                deltas.append(delta)
+        return deltas
+
+    def _settle_row(
+        self, row: Row, running: Running, tokens: list[int], offered: int, index: int, outcome: Outcome
+    ) -> Delta:
+        request = running.request
+        if not row.emits or running.stored < running.target:
+            running.stored += row.known
+            self.prefilled_tokens += row.known
+        kept = self._take(request, tokens)
+        accepted = min(len(tokens) - 1, len(kept)) if tokens else 0
+        if row.emits and row.drafts:
+            self._counts.add(offered, len(tokens) - 1)
+        request.drafted += max(accepted, 0)
+        request.offered += offered
+        self.generated_tokens += len(kept)
+        scores = outcome.prompt_logprobs.get(index)
+        if scores is not None:
+            scores = self._unseen_scores(request, running.stored - row.known, scores)
+        chosen = outcome.logprobs.get(index)
+        if chosen is not None and len(kept) < len(tokens):
+            chosen = _slice(chosen, 0, len(kept))
+        return Delta(request, kept, accepted, offered, request.finish, chosen, scores)
+
+    @staticmethod
+    def _take(request: Request, tokens: list[int]) -> list[int]:
+        """Append tokens up to and including the one that ends the answer; sets `finish` there."""
+        params = request.params
+        for taken, token in enumerate(tokens, start=1):
+            request.tokens.append(token)
+            matched = request.stops.push(token)
+            enough = request.output_len >= params.min_tokens
+            if token in params.stop_token_ids:
+                request.finish = Finish(FinishReason.STOP, stop_token=token)
+            elif matched is not None and enough:
+                request.finish = Finish(FinishReason.STOP, stop_string=matched)
+            elif request.output_len >= params.max_tokens:
+                request.finish = Finish(FinishReason.LENGTH)
+            if request.finish is not None:
+                return tokens[:taken]
+        return tokens
+
+    @staticmethod
+    def _unseen_scores(request: Request, first: int, scores: TopLogprobs) -> TopLogprobs | None:
+        """Scores of prompt positions not given out before: a preempted request computes its prompt again.
+
+        `scores` begin with the token at position first + 1.
+        """
+        end = min(first + 1 + len(scores.chosen), len(request.prompt))
+        skip = max(request.scored, first + 1) - (first + 1)
+        request.scored = max(request.scored, end)
+        kept = end - first - 1 - skip
+        return _slice(scores, skip, skip + kept) if kept > 0 else None
+
+    def _donate(self, running: Running) -> None:
+        """Name the pages that are full of committed tokens whose KV is stored.
+
+        The newest committed token has no KV yet, and a finished request's drafts past the cut never enter a key.
+        """
+        cache = self._scheduler.cache
+        if cache is None:
+            return
+        tokens = running.request.tokens
+        stored = running.stored if running.stored < running.target else len(tokens) - 1
+        full = stored // cache.page_size
+        if full > running.donated:
+            for index in cache.donate(tokens, running.pages, running.donated, full):
+                running.exchange(index)
+            running.donated = full
+
+    def abort(self, request: Request, finish: Finish) -> Delta:
+        """End a request that has not finished, whatever it is doing."""
+        request.finish = finish
+        self._scheduler.remove(request)
+        return Delta(request, [], 0, 0, finish)
+
+
+def _slice(scores: TopLogprobs, start: int, stop: int) -> TopLogprobs:
+    pick = np.s_[start:stop]
+    return TopLogprobs(scores.chosen[pick], scores.ranks[pick], scores.top_ids[pick], scores.top[pick])

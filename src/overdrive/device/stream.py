@@ -1,0 +1,141 @@
+"""Where launches run: in order, perhaps later, never waited for except through an event.
+
+This order is what the engine relies on everywhere: whatever a launch reads or writes, every earlier launch has finished
+with. So a page or slot freed by the host can be given to a later launch at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+Launch = Callable[[], None]
+
+
+class StreamError(RuntimeError):
+    """A launch failed; everything launched after it was skipped. `__cause__` is the failure."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def wait(self) -> None:
+        """Block until every launch before this point has run. Raises StreamError if one of them failed."""
+        ...
+
+
+class Stream(Protocol):
+    """Runs launches one after the other."""
+
+    def launch(self, work: Launch) -> None:
+        """Queue `work`. It must touch only device state, its own arguments and buffers read after an event."""
+        ...
+
+    def record(self) -> Event:
+        """The point after everything launched so far."""
+        ...
+
+    def clear_error(self) -> None:
+        """Accept launches again after a failure."""
+        ...
+
+    def close(self) -> None:
+        """Run what is queued, then stop."""
+        ...
+
+
+class _Done:
+    """An event whose launches have run already."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        if self._error is not None:
+            raise StreamError(str(self._error)) from self._error
+
+
+class _Chain:
+    """Runs work until a piece of it fails; what follows is skipped."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def run(self, work: Launch) -> None:
+        if self.error is None:
+            try:
+                work()
+            except Exception as error:
+                self.error = error
+
+
+class InlineStream:
+    """Runs each launch at once, in the caller's thread: no overlap."""
+
+    def __init__(self, setup: Launch = lambda: None) -> None:
+        """setup: run once in the thread that will run the launches (thread counts, inference mode)."""
+        self._chain = _Chain()
+        setup()
+
+    def launch(self, work: Launch) -> None:
+        self._chain.run(work)
+
+    def record(self) -> Event:
+        return _Done(self._chain.error)
+
+    def clear_error(self) -> None:
+        self._chain.error = None
+
+    def close(self) -> None:
+        pass
+
+
+class _Mark:
+    """A point in a ThreadStream's queue."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        self.reached.wait()
+        if self.error is not None:
+            raise StreamError(str(self.error)) from self.error
+
+
+class ThreadStream:
+    """Runs launches on a worker thread, so that host work goes on meanwhile (torch and numba release the GIL)."""
+
+    def __init__(self, setup: Launch = lambda: None) -> None:
+        """setup: run once on the worker, since thread counts of torch and numba belong to the calling thread."""
+        self._queue: queue.SimpleQueue[Launch | _Mark | None] = queue.SimpleQueue()
+        self._chain = _Chain()
+        self._thread = threading.Thread(target=self._work, args=(setup,), name="device-stream", daemon=True)
+        self._thread.start()
+
+    def _work(self, setup: Launch) -> None:
+        self._chain.run(setup)
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Mark):
+                item.error = self._chain.error
+                item.reached.set()
+            else:
+                self._chain.run(item)
+
+    def launch(self, work: Launch) -> None:
+        self._queue.put(work)
+
+    def record(self) -> Event:
+        mark = _Mark()
+        self._queue.put(mark)
+        return mark
+
+    def clear_error(self) -> None:
+        """The failure has been seen by a wait, so the worker is past it and idle."""
+        self._chain.error = None
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()

@@ -1,0 +1,135 @@
+"""The overlap loop: the only place that knows that two steps exist at once.
+
+    host    build n | settle n-1 | publish n-1 | build n+1 | settle n ...
+    device  ...  n-1 |  draft n, forward n, accept n, absorb n  | draft n+1 ...
+
+Nothing in it waits for the device but for the results of the step before the one just launched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from overdrive.commit import Committer, Delta
+from overdrive.policy.controller import Controller
+from overdrive.scheduler import Scheduler
+from overdrive.types import Finish, FinishReason, Outcome, Step
+
+
+class Flight(Protocol):
+    """A launched step."""
+
+    @property
+    def step(self) -> Step: ...
+
+    def wait(self) -> Outcome:
+        """Its results, once the device has them. Raises RuntimeError when a launch failed."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs steps on a device: four launches, none of them awaited."""
+
+    def draft(self, step: Step) -> Flight: ...
+
+    def forward(self, flight: Flight) -> None: ...
+
+    def accept(self, flight: Flight) -> None: ...
+
+    def absorb(self, flight: Flight) -> None: ...
+
+    def recover(self) -> None:
+        """Make the device usable again after a failed launch; slot contents may be lost."""
+        ...
+
+
+@dataclass(slots=True)
+class LoopTimes:
+    """Seconds of host time since the start, and the steps they were spent on. `waited` is idle time, not work."""
+
+    steps: int = 0
+    scheduled: float = 0.0
+    launched: float = 0.0
+    waited: float = 0.0
+    settled: float = 0.0
+
+
+class Loop:
+    """Advances every request by steps.
+
+    lookahead: how many launched steps may be unsettled when a step's turn ends. 1 overlaps the host's work with the
+    device's; 0 settles every step before the next is built. The text is the same.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, controller: Controller, runner: Runner, committer: Committer, lookahead: int
+    ) -> None:
+        self.times = LoopTimes()
+        self._scheduler = scheduler
+        self._controller = controller
+        self._runner = runner
+        self._committer = committer
+        self._lookahead = lookahead
+        self._pending: deque[Flight] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        return not (self._pending or self._scheduler.waiting or self._scheduler.running)
+
+    def advance(self) -> list[Delta]:
+        """One turn: launch the next step if there is one, settle what has become due.
+
+        The returned deltas are to be published by the caller now, under the launched step.
+        """
+        started = time.perf_counter()
+        plan = self._controller.choose(self._scheduler.collect())
+        step = self._scheduler.build(plan)
+        built = time.perf_counter()
+        self.times.scheduled += built - started
+        deltas: list[Delta] = []
+        try:
+            if step is None:
+                self._settle_down_to(len(self._pending) - 1, deltas)
+            else:
+                self._pending.append(self._launch(step))
+                self.times.launched += time.perf_counter() - built
+                self._settle_down_to(self._lookahead, deltas)
+        except RuntimeError as error:
+            deltas += self._abandon(error)
+        return deltas
+
+    def _launch(self, step: Step) -> Flight:
+        flight = self._runner.draft(step)
+        self._runner.forward(flight)
+        self._runner.accept(flight)
+        self._runner.absorb(flight)
+        self.times.steps += 1
+        return flight
+
+    def _settle_down_to(self, unsettled: int, deltas: list[Delta]) -> None:
+        """Settle the oldest launched steps until only `unsettled` are left, adding to `deltas`."""
+        while len(self._pending) > max(unsettled, 0):
+            flight = self._pending[0]
+            started = time.perf_counter()
+            outcome = flight.wait()
+            waited = time.perf_counter()
+            self._pending.popleft()
+            deltas += self._committer.settle(flight.step, outcome)
+            self.times.waited += waited - started
+            self.times.settled += time.perf_counter() - waited
+
+    def _abandon(self, error: RuntimeError) -> list[Delta]:
+        """A launch failed: what it held is lost, so end every running request with an error; waiting ones go on."""
+        self._pending.clear()
+        self._scheduler.forget_flights()
+        finish = Finish(FinishReason.ERROR, message=f"the device failed: {error}")
+        lost = [running.request for running in self._scheduler.running.values()]
+        deltas = [self._committer.abort(request, finish) for request in lost]
+        if self._scheduler.cache is not None:
+            self._scheduler.cache.clear()
+        self._runner.recover()
+        return deltas

@@ -1,0 +1,327 @@
+"""Queues, admission, chunked prefill, preemption and the page bound: turns requests and a plan into a Step.
+
+Knows token ids, lengths and pages. Lengths here are what the host knows plus the most that launched steps may add, and
+bound only pages; addresses are the device's business. Must never know torch, drafters or how tokens are sampled.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from overdrive.errors import BadRequest
+from overdrive.memory.pages import PagePool
+from overdrive.memory.prefix import PrefixCache
+from overdrive.policy.controller import LoadView
+from overdrive.request import Request, Running
+from overdrive.types import Admission, PageEntry, Plan, Row, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one step and one engine may hold. Sizes in tokens but for `max_rows` and `max_queue` (requests)."""
+
+    max_rows: int
+    max_step_tokens: int
+    chunk: int
+    max_queue: int
+    max_model_len: int
+    page_size: int
+
+
+class Scheduler:
+    """Owns the waiting queue, the running rows, slots and (through the pool) pages."""
+
+    def __init__(self, limits: Limits, pool: PagePool, cache: PrefixCache | None) -> None:
+        """cache: None runs without sharing. Raises ValueError for limits that could never make progress."""
+        if limits.max_step_tokens < limits.max_rows:
+            raise ValueError("max_step_tokens must be at least max_rows: every row feeds a token")
+        self.limits = limits
+        self.pool = pool
+        self.cache = cache
+        self.waiting: list[Request] = []
+        self.running: dict[str, Running] = {}
+        self.preemptions = 0
+        self._slots = list(range(limits.max_rows - 1, -1, -1))
+        self._admissions: list[Admission] = []
+        self._steps = 0
+        self._flying: dict[int, tuple[Running, ...]] = {}
+
+    # -- requests come and go ------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises BadRequest when it can never fit or the queue is full."""
+        self.check(len(request.prompt), request.params.max_tokens)
+        if len(self.waiting) >= self.limits.max_queue:
+            raise BadRequest(
+                f"the queue is full ({self.limits.max_queue} requests wait)", code="queue_full", status=429
+            )
+        self.waiting.append(request)
+
+    def check(self, prompt_len: int, max_tokens: int) -> None:
+        """Raise BadRequest where a request of this size could not be finished even alone."""
+        total = prompt_len + max_tokens
+        if prompt_len < 1:
+            raise BadRequest("the prompt is empty", "prompt")
+        if total > self.limits.max_model_len:
+            raise BadRequest(
+                f"prompt ({prompt_len} tokens) and max_tokens ({max_tokens}) together exceed the model's limit of "
+                f"{self.limits.max_model_len} tokens",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+        if self._pages_for(total) > self.pool.usable:
+            raise BadRequest(
+                f"prompt ({prompt_len} tokens) and max_tokens ({max_tokens}) need more than the KV cache holds "
+                f"({self.pool.usable * self.limits.page_size} tokens)",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+
+    def find(self, request_id: str) -> Request | None:
+        """The waiting or running request of that id."""
+        running = self.running.get(request_id)
+        return running.request if running else next((r for r in self.waiting if r.id == request_id), None)
+
+    def remove(self, request: Request) -> None:
+        """Forget a finished request, waiting or running; its pages and slot return at once.
+
+        Steps already launched may still hold rows of it: they write only past what was donated, before any later launch.
+        """
+        running = self.running.get(request.id)
+        if running is None:
+            self.waiting.remove(request)
+        else:
+            self._leave(running)
+
+    def _leave(self, running: Running) -> None:
+        del self.running[running.request.id]
+        self.pool.release(running.pages)
+        self._slots.append(running.slot)
+        if self._admissions:  # admitted but never launched
+            self._admissions = [a for a in self._admissions if a.request_id != running.request.id]
+
+    # -- what the next step could hold ---------------------------------------------------------------------------
+
+    def collect(self) -> LoadView:
+        """Admit what fits and describe the load to the controller. Needs no token values."""
+        self._admit_waiting()
+        decode = [r for r in self._ready() if not r.prefilling]
+        prefill = sum(r.target - r.fed for r in self._ready() if r.prefilling)
+        return LoadView(
+            decode_rows=len(decode),
+            prefill_tokens=min(prefill, self.limits.max_step_tokens - len(decode)),
+            context_tokens=sum(r.upper_len for r in decode),
+        )
+
+    def _ready(self) -> list[Running]:
+        """Rows that may run, oldest first: none that is leaving, none that launched steps are certain to end."""
+        return [r for r in self.running.values() if not r.leaving and (r.prefilling or r.tokens_left > 0)]
+
+    def _admit_waiting(self) -> None:
+        """Admit from the queue's head while slots and pages last.
+
+        A request that shares a longer beginning with a row still computing it than with the cache waits for those pages
+        (the other way it would compute them again); others may pass it. A head that lacks pages holds the queue, so that
+        nothing overtakes it for ever.
+        """
+        if not self.waiting or not self._slots:
+            return
+        for request in self.waiting[: 2 * self.limits.max_rows]:
+            if not self._slots:
+                return
+            pages = self._match(request)
+            if self._sibling_len(request) > len(pages):
+                continue
+            if not self._fits(request, pages):
+                return
+            self.waiting.remove(request)
+            self._admit(request, pages)
+
+    def _match(self, request: Request) -> list[int]:
+        wants_all = request.params.prompt_logprobs >= 0  # every prompt position's logits are needed
+        return [] if self.cache is None or wants_all else self.cache.match(request.tokens)
+
+    def _sibling_len(self, request: Request) -> int:
+        """Most full pages of this request's beginning that a running row is about to donate."""
+        if self.cache is None or request.params.prompt_logprobs >= 0:
+            return 0
+        size, longest = self.limits.page_size, 0
+        for running in self.running.values():
+            if running.donated * size + size <= running.target - 1 and not running.leaving:
+                most = (min(running.target, len(request.tokens)) - 1) // size
+                longest = max(longest, _common_pages(running.request.tokens, request.tokens, most, size))
+        return longest
+
+    def _fits(self, request: Request, matched: list[int]) -> bool:
+        """Whether all that is known fits beside one growing page for each row that runs."""
+        need = self._pages_for(len(request.tokens) + 1) - len(matched) + self.pool.count_idle(matched)
+        return need + len(self.running) <= self.pool.available or not self.running
+
+    def _admit(self, request: Request, pages: list[int]) -> None:
+        if self.cache is not None:
+            self.cache.hold(pages, len(request.tokens))
+        hit = len(pages) * self.limits.page_size
+        if request.cached_tokens < 0:
+            request.cached_tokens = hit
+        slot = self._slots.pop()
+        running = Running(request, slot, pages, len(request.tokens), fed=hit, stored=hit, donated=len(pages))
+        if pages:
+            running.unsent.append(PageEntry(slot, 0, tuple(pages)))
+        self._insert(running)
+        self._admissions.append(
+            Admission(request.id, slot, tuple(request.tokens), len(request.prompt), hit, request.params)
+        )
+
+    def _insert(self, running: Running) -> None:
+        """Keep `running` in order of arrival: a resumed request takes its old place."""
+        last = next(reversed(self.running.values()), None)
+        self.running[running.request.id] = running
+        if last is not None and last.request.arrival > running.request.arrival:
+            self.running = dict(sorted(self.running.items(), key=lambda item: item[1].request.arrival))
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def build(self, plan: Plan) -> Step | None:
+        """The next step under `plan`, or None when nothing can run before launched steps have settled.
+
+        Pages are bound to this step's own drafts. Where they do not last, drafts go first, then rows sit out, then the
+        youngest row is preempted; its pages are never taken while a launched step holds a row of it.
+        """
+        while ready := self._ready():
+            chosen = self._choose(ready, plan.drafts)
+            if self._starved(ready, chosen):
+                chosen = self._choose(ready, 0)
+                if self._starved(ready, chosen):
+                    self._preempt_youngest()
+                    chosen = [c for c in chosen if not c[0].leaving]
+            if chosen:
+                return self._launch(plan, chosen)
+            if any(r.launched for r in self.running.values()):
+                return None
+        return None
+
+    def _choose(self, ready: list[Running], drafts: int) -> list[tuple[Running, int, int]]:
+        """(row, known, drafts) of the rows that pages and the token budget allow, decode rows before prefill chunks."""
+        left_tokens = self.limits.max_step_tokens
+        left_pages = self.pool.available
+        decode = [r for r in ready if not r.prefilling]
+        prefill = [r for r in ready if r.prefilling]
+        room = left_tokens - min(sum(r.target - r.fed for r in prefill), self.limits.chunk)
+        drafts = max(0, min(drafts, room // len(decode) - 1)) if decode else 0
+        chosen = []
+        for running in decode + prefill:
+            known = self._known(running, left_tokens, left_pages)
+            k = 0 if running.prefilling else self._most_drafts(running, drafts, left_pages)
+            need = self._missing_pages(running, known, k)
+            if known < 1 or known + k > left_tokens or need > left_pages:
+                continue
+            left_tokens -= known + k
+            left_pages -= need
+            chosen.append((running, known, k))
+        return chosen
+
+    def _known(self, running: Running, left_tokens: int, left_pages: int) -> int:
+        """Known tokens the row may feed: one, or as much of its prompt as chunk, budget and pages allow."""
+        if not running.prefilling:
+            return 1
+        room = (len(running.pages) + left_pages) * self.limits.page_size - running.fed
+        return min(running.target - running.fed, self.limits.chunk, left_tokens, room)
+
+    def _most_drafts(self, running: Running, drafts: int, left_pages: int) -> int:
+        """A row's own cap: what it asked for, the tokens it still wants, the room in its pages and in the model."""
+        asked = running.request.params.max_drafts
+        if asked >= 0:
+            drafts = min(drafts, asked)
+        room = (len(running.pages) + left_pages) * self.limits.page_size - running.upper_len
+        return max(0, min(drafts, running.tokens_left - 1, self.limits.max_model_len - running.upper_len, room))
+
+    def _missing_pages(self, running: Running, known: int, drafts: int) -> int:
+        return max(0, self._pages_for(self._bound(running, known, drafts)) - len(running.pages))
+
+    def _bound(self, running: Running, known: int, drafts: int) -> int:
+        """One past the last position the row can need KV for.
+
+        Past the request's own end the tokens are never committed, and those positions may fall on the scratch page.
+        """
+        if running.prefilling:
+            return running.fed + known
+        return min(running.upper_len + drafts, running.request.most_len)
+
+    def _starved(self, ready: list[Running], chosen: list[tuple[Running, int, int]]) -> bool:
+        """Whether a row lacks pages (and not merely the step's tokens) after the chosen rows have taken theirs."""
+        taken = {id(r) for r, _, _ in chosen}
+        left = self.pool.available - sum(self._missing_pages(*c) for c in chosen)
+        waiting = [r for r in ready if id(r) not in taken]
+        return any(self._missing_pages(r, 1, 0) > left for r in waiting)
+
+    def _preempt_youngest(self) -> None:
+        """Mark the youngest row but the oldest, unless one is on its way out already: its pages may be enough."""
+        rows = list(self.running.values())
+        victims = rows[1:]
+        if not victims or any(r.leaving for r in rows):
+            return
+        victims[-1].leaving = True
+        if not victims[-1].launched:
+            self.evict(victims[-1])
+
+    def evict(self, running: Running) -> None:
+        """Send a leaving row with nothing in flight back to the queue, at its place by arrival."""
+        assert running.launched == 0
+        self.preemptions += 1
+        self._leave(running)
+        insort(self.waiting, running.request, key=lambda r: r.arrival)
+
+    def _launch(self, plan: Plan, chosen: list[tuple[Running, int, int]]) -> Step:
+        rows = tuple(self._row(*c) for c in chosen)
+        entries = []
+        for running, _, _ in chosen:
+            entries.extend(running.unsent)
+            running.unsent.clear()
+        slots = {row.slot for row in rows}
+        admissions = tuple(a for a in self._admissions if a.slot in slots)
+        self._admissions = [a for a in self._admissions if a.slot not in slots]
+        self._steps += 1
+        self._flying[self._steps] = tuple(running for running, _, _ in chosen)
+        return Step(self._steps, rows, plan, admissions, tuple(entries))
+
+    def land(self, step: Step) -> tuple[Running, ...]:
+        """A launched step has arrived: the requests of its rows, no longer counted as in flight, finished ones included."""
+        flown = self._flying.pop(step.number)
+        for row, running in zip(step.rows, flown, strict=True):
+            running.launched -= 1
+            running.emitting -= row.emits
+            running.in_flight -= (row.drafts + 1) * row.emits
+        return flown
+
+    def forget_flights(self) -> None:
+        """No launched step will arrive any more (the device failed); the caller ends every running request."""
+        self._flying.clear()
+
+    def _row(self, running: Running, known: int, drafts: int) -> Row:
+        params = running.request.params
+        grow = self._missing_pages(running, known, drafts)
+        if grow > 0:
+            pages = self.pool.take(grow)
+            running.unsent.append(PageEntry(running.slot, len(running.pages), tuple(pages)))
+            running.pages.extend(pages)
+        prefilling = running.prefilling
+        emits = not prefilling or running.fed + known == running.target
+        bound = running.fed + known if prefilling else running.upper_len + drafts
+        scores = params.prompt_logprobs if prefilling and running.fed < len(running.request.prompt) - 1 else -1
+        running.fed += known if prefilling else 0
+        running.launched += 1
+        running.emitting += emits
+        running.in_flight += (drafts + 1) * emits
+        return Row(running.request.id, running.slot, known, drafts, emits, bound, params.logprobs, scores)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.page_size)
+
+
+def _common_pages(a: list[int], b: list[int], most: int, size: int) -> int:
+    """Leading pages, at most `most`, in which two token lists agree."""
+    pages = 0
+    while pages < most and a[pages * size : (pages + 1) * size] == b[pages * size : (pages + 1) * size]:
+        pages += 1
+    return pages
