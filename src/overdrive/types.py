@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+OVERSHOOT = 64
+"""Positions past its end that a request may still feed, in steps launched before its end was known. They are read by
+nobody; device tables are that much longer, and `MAX_DRAFTS` keeps two launched steps within it."""
+
+MAX_DRAFTS = 15
+
+
 class FinishReason(enum.StrEnum):
     """Why a request ended. `ABORT` and `ERROR` never pretend to be a stop."""
 

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from overdrive.device.sampling import Layout
+from overdrive.device.state import SlotState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,39 @@ class Batch:
     page_table: Tensor
     writes: Tensor
     wanted: Tensor
+
+
+def flatten(
+    state: SlotState, slots: Tensor, known: Tensor, emits: Tensor, drafts: Tensor, n_drafts: Tensor, upper_len: int
+) -> tuple[Batch, Layout]:
+    """The batch of a step's rows, and what each of its wanted logits is for.
+
+        a row, fed from position `computed` on:   | known ........ | draft 0 | draft 1 |
+        wanted logits, if it emits:                             ^      ^         ^
+
+    slots, known, n_drafts: [R] int64. emits: [R] bool. drafts: [R, K] int64. upper_len bounds every position.
+    """
+    device = slots.device
+    fed = known + n_drafts
+    offsets = torch.zeros(len(slots) + 1, dtype=torch.int64, device=device)
+    torch.cumsum(fed, 0, out=offsets[1:])
+    rows = torch.repeat_interleave(torch.arange(len(slots), device=device), fed)  # [T]
+    within = torch.arange(len(rows), device=device) - offsets[rows]
+    positions = state.computed[slots][rows] + within
+    of_slot, ahead = slots[rows], within - known[rows]  # ahead: index of the draft, negative for known tokens
+    ids = state.history[of_slot, positions].long()
+    if drafts.shape[1]:
+        ids = torch.where(ahead >= 0, drafts[rows, ahead.clamp(0)], ids)
+    width = -(-upper_len // state.page_size)
+    pages = state.page_table[of_slot, positions // state.page_size].long()
+    wanted = ((ahead >= -1) & emits[rows]).nonzero().squeeze(1)
+    batch = Batch(
+        ids=ids,
+        positions=positions,
+        rows=rows,
+        offsets=offsets,
+        page_table=state.page_table[slots, :width],
+        writes=pages * state.page_size + positions % state.page_size,
+        wanted=wanted,
+    )
+    return batch, Layout(rows[wanted], of_slot[wanted], ahead[wanted] + 1, positions[wanted] + 1)

@@ -1,0 +1,205 @@
+"""Runs steps on a device: what each launch does, and the order of the launches.
+
+Knows tensors and steps. Must never know requests, queues or how a plan was made: a row is known tokens and drafts,
+and nothing here asks whether that is a prompt, plain decoding or a verification.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overdrive.device.batch import Batch, flatten
+from overdrive.device.logprobs import Logprobs, logprobs
+from overdrive.device.sampling import Layout, Sampler, SamplingState
+from overdrive.device.state import SlotState
+from overdrive.device.stream import Event, Stream
+from overdrive.device.verify import Verified, verify
+from overdrive.draft.base import Drafter, Drafts
+from overdrive.model.transformer import Attention, Transformer
+from overdrive.types import Outcome, Row, Step, TopLogprobs
+
+Attend = Callable[[Batch], Attention]
+"""Binds attention to one batch."""
+
+SCORE_SLICE = 64
+"""Prompt positions whose logits exist at once while prompt log-probabilities are computed."""
+
+
+class LaunchedStep:
+    """A step under way. Its launches fill it in, in order; the host reads it only through `wait`."""
+
+    def __init__(self, step: Step, device: torch.device) -> None:
+        self.step = step
+        rows = step.rows
+        self.slots = torch.tensor([row.slot for row in rows], device=device)
+        self.known = torch.tensor([row.known for row in rows], device=device)
+        self.emits = torch.tensor([row.emits for row in rows], device=device)
+        self.drafts = Drafts(
+            torch.zeros((len(rows), 0), dtype=torch.int64, device=device),
+            torch.zeros(len(rows), dtype=torch.int64, device=device),
+        )
+        self.seconds = [0.0, 0.0, 0.0, 0.0]
+        self.batch: Batch
+        self.layout: Layout
+        self.hidden: Tensor  # [T, H]
+        self.verified: Verified
+        self.outcome: Outcome
+        self.settled: Event
+
+    def wait(self) -> Outcome:
+        """The step's results. Raises StreamError when a launch failed."""
+        self.settled.wait()
+        return self.outcome
+
+
+class Runner:
+    """Owns the device state and runs steps on it. Implements `overdrive.loop.Runner`."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        attend: Attend,
+        state: SlotState,
+        sampling: SamplingState,
+        sampler: Sampler,
+        drafter: Drafter,
+        stream: Stream,
+    ) -> None:
+        self._transformer = transformer
+        self._attend = attend
+        self._state = state
+        self._sampling = sampling
+        self._sampler = sampler
+        self._drafter = drafter
+        self._stream = stream
+
+    def draft(self, step: Step) -> LaunchedStep:
+        """Launch the slots' new values and, where the plan wants any, the drafts."""
+        launched = LaunchedStep(step, self._state.history.device)
+        if step.admissions or step.page_entries:
+            self._stream.launch(lambda: self._enter(step))
+        if any(row.drafts for row in step.rows):
+            self._launch(launched, 0, self._draft)
+        return launched
+
+    def forward(self, launched: LaunchedStep) -> None:
+        """Launch the target's pass over known tokens and drafts."""
+        self._launch(launched, 1, self._forward)
+
+    def accept(self, launched: LaunchedStep) -> None:
+        """Launch sampling and verification, and the copy of what the host will read."""
+        self._launch(launched, 2, self._accept)
+        launched.settled = self._stream.record()
+
+    def absorb(self, launched: LaunchedStep) -> None:
+        """Launch what the drafter keeps of the step."""
+        self._launch(launched, 3, self._absorb)
+
+    def recover(self) -> None:
+        """Accept launches again. Whatever slots held is lost; admissions set them anew."""
+        self._stream.clear_error()
+
+    def _launch(self, launched: LaunchedStep, phase: int, work: Callable[[LaunchedStep], None]) -> None:
+        def timed() -> None:
+            started = time.perf_counter()
+            with torch.inference_mode():
+                work(launched)
+            launched.seconds[phase] = time.perf_counter() - started
+
+        self._stream.launch(timed)
+
+    def _enter(self, step: Step) -> None:
+        with torch.inference_mode():
+            for admission in step.admissions:
+                self._state.admit(admission)
+                self._sampling.admit(admission.slot, admission.params, admission.tokens, admission.prompt_len)
+                self._drafter.admit(admission.slot, admission.tokens)
+            for entry in step.page_entries:
+                self._state.enter(entry)
+
+    def _draft(self, launched: LaunchedStep) -> None:
+        caps = torch.tensor([row.drafts for row in launched.step.rows], device=launched.slots.device)
+        width = max(row.drafts for row in launched.step.rows)
+        launched.drafts = self._drafter.propose(launched.slots, caps, width)
+
+    def _forward(self, launched: LaunchedStep) -> None:
+        tokens, counts = launched.drafts
+        upper_len = max(row.upper_len for row in launched.step.rows)
+        launched.batch, launched.layout = flatten(
+            self._state, launched.slots, launched.known, launched.emits, tokens, counts, upper_len
+        )
+        launched.hidden = self._transformer.forward(launched.batch, self._attend(launched.batch)).final
+
+    def _accept(self, launched: LaunchedStep) -> None:
+        tokens, counts = launched.drafts
+        logits = self._transformer.logits(launched.hidden[launched.batch.wanted])
+        done = verify(logits, launched.layout, tokens, counts, self._sampling, sampler=self._sampler)
+        launched.verified = done
+        scores = self._prompt_scores(launched)
+        self._state.advance(launched.slots, launched.known, done.tokens, done.counts)
+        self._sampling.absorb(launched.slots, done.tokens, done.counts)
+        launched.outcome = Outcome(
+            tokens=done.tokens.cpu().numpy(),
+            counts=done.counts.cpu().numpy(),
+            offered=counts.cpu().numpy(),
+            logprobs=self._scores(launched, logits),
+            prompt_logprobs=scores,
+            seconds=tuple(launched.seconds),
+        )
+
+    def _absorb(self, launched: LaunchedStep) -> None:
+        self._drafter.absorb(launched.slots, launched.verified.tokens, launched.verified.counts)
+
+    def _scores(self, launched: LaunchedStep, logits: Tensor) -> dict[int, TopLogprobs]:
+        """Log-probabilities of the new tokens of rows that asked, by row."""
+        wants = {index: row.logprobs for index, row in enumerate(launched.step.rows) if row.logprobs >= 0 and row.emits}
+        if not wants:
+            return {}
+        layout, done = launched.layout, launched.verified
+        scores = {}
+        for index, n in wants.items():
+            places = ((layout.rows == index) & (layout.depths < done.counts[index])).nonzero().squeeze(1)
+            tokens = done.tokens[index, layout.depths[places]]
+            scores[index] = _on_host(logprobs(logits[places], tokens, n))
+        return scores
+
+    def _prompt_scores(self, launched: LaunchedStep) -> dict[int, TopLogprobs]:
+        """Log-probabilities of the prompt tokens that this step's known positions predict, by row."""
+        scores = {}
+        for index, row in enumerate(launched.step.rows):
+            if row.prompt_logprobs >= 0:
+                found = self._score_row(launched, index, row)
+                if found:
+                    scores[index] = _joined(found)
+        return scores
+
+    def _score_row(self, launched: LaunchedStep, index: int, row: Row) -> list[TopLogprobs]:
+        """Slice by slice, so that the logits of a long chunk never exist at once."""
+        begin, start = int(launched.batch.offsets[index]), int(self._state.computed[row.slot])
+        count = min(row.known, int(self._state.lengths[row.slot]) - 1 - start)
+        following = self._state.history[row.slot, start + 1 : start + 1 + count].long()
+        found = []
+        for at in range(0, count, SCORE_SLICE):
+            hidden = launched.hidden[begin + at : begin + min(at + SCORE_SLICE, count)]
+            part = following[at : at + SCORE_SLICE]
+            found.append(_on_host(logprobs(self._transformer.logits(hidden), part, row.prompt_logprobs)))
+        return found
+
+
+def _on_host(scores: Logprobs) -> TopLogprobs:
+    parts = (scores.chosen, scores.ranks, scores.top_ids, scores.top)
+    return TopLogprobs(*(part.cpu().numpy() for part in parts))
+
+
+def _joined(parts: list[TopLogprobs]) -> TopLogprobs:
+    return TopLogprobs(
+        np.concatenate([part.chosen for part in parts]),
+        np.concatenate([part.ranks for part in parts]),
+        np.concatenate([part.top_ids for part in parts]),
+        np.concatenate([part.top for part in parts]),
+    )
