@@ -31,12 +31,13 @@ from overdrive.serve.stream import json_response
 
 log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)
+PAGE_POLICY = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
 PAGE = files("overdrive.serve").joinpath("page.html")
 
 
 def create_app(gate: Gate) -> FastAPI:
     """The application in front of `gate`."""
-    app = FastAPI(title="Overdrive", version=__version__, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Overdrive", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_generation(app, gate)
     _add_text(app, gate)
@@ -137,7 +138,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         code = 200 if status == "ready" else 503
         return Response(json.dumps(value), status_code=code, media_type="application/json")
 
-    @app.get("/metrics", **body(None, None))
+    @app.get("/metrics", **body(None, None, media="text/plain"))
     async def metrics() -> Response:
         """Prometheus metrics."""
         return Response(gate.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -153,13 +154,16 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
     async def stats() -> Response:
         """The engine's latest statistics, for the live page."""
         service = gate.service()
-        value = {"model": service.name, "drafter": service.info.drafter, "stats": service.client.stats}
+        names = ("drafter", "drafts", "precision")
+        facts = {name: getattr(service.info, name) for name in names}
+        value = {"model": service.name, "stats": service.client.stats, **facts}
         return Response(msgspec.json.encode(value), media_type="application/json")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         """The live page."""
-        return Response(PAGE.read_bytes(), media_type="text/html; charset=utf-8")
+        headers = {"Content-Security-Policy": PAGE_POLICY}
+        return Response(PAGE.read_bytes(), headers=headers, media_type="text/html; charset=utf-8")
 
 
 def _card(service: Service) -> ModelCard:

@@ -42,9 +42,11 @@ FAULTS = {
 }
 
 
-def body(request: type[BaseModel] | None, answer: str | None, streams: bool = False) -> dict[str, Any]:
+def body(
+    request: type[BaseModel] | None, answer: str | None, streams: bool = False, media: str = "application/json"
+) -> dict[str, Any]:
     """Arguments of a route decorator that describe its body and its answers."""
-    content: dict[str, Any] = {"application/json": {"schema": _ref(answer) if answer else {}}}
+    content: dict[str, Any] = {media: {"schema": _ref(answer) if answer else {}}}
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}

@@ -44,9 +44,9 @@ def listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        known = isinstance(error, OSError) and (error.errno or 0) > 0
-        reason = os.strerror(error.errno).lower() if known else getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        number = error.errno or 0  # names that do not resolve have negative ones
+        reason = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
         raise OverdriveError(f"cannot listen on {options.host}:{options.port}: {reason}") from error
 
 

@@ -1,0 +1,132 @@
+"""The command line: quick help, one-line mistakes, a chat with a server."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from fakes import TEXT, speak
+
+from overdrive.chat import RemoteSpeaker, Settings, converse
+from overdrive.checks import check_engine, check_server
+from overdrive.config import (
+    DeviceOptions,
+    DraftOptions,
+    EngineOptions,
+    MemoryOptions,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from overdrive.errors import OverdriveError
+
+
+def overdrive(*arguments, stdin=""):
+    command = [sys.executable, "-m", "overdrive.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["chat"]])
+def test_help_shows_options_of_the_config(command):
+    shown = overdrive(*command, "--help").stdout
+    assert "Usage: overdrive" in shown
+    if command == ["serve"]:
+        assert all(f"--{name}" in shown for name in ("max-rows", "draft", "drafts", "page-size", "threads", "port"))
+        assert "curl" in shown
+
+
+def test_the_command_line_loads_nothing_heavy():
+    script = "import overdrive.cli, sys; print([m for m in ('torch', 'fastapi', 'numpy', 'zmq') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["serve"], 2, "MODEL"),
+        (["serve", "m", "--max-rows", "x"], 2, "--max-rows"),
+        (["serve", "m", "--drft", "none"], 2, "--draft"),
+        (["serve", "m", "--draft", "magic"], 2, "magic"),
+        (["serve", "m", "--page-size", "3"], 1, "--page-size"),
+        (["chat"], 1, "--url"),
+        (["chat", "--url", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
+        (["bench"], 2, "bench"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(arguments, code, word):
+    result = overdrive(*arguments)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert result.stderr.count("\n") == 1
+    assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"memory": MemoryOptions(page_size=12)}, "--page-size"),
+        ({"memory": MemoryOptions(page_size=0)}, "--page-size"),
+        ({"memory": MemoryOptions(kv_tokens=-1)}, "--kv-tokens"),
+        ({"memory": MemoryOptions(kv_tokens=8)}, "--kv-tokens"),
+        ({"scheduler": SchedulerOptions(max_rows=0)}, "--max-rows"),
+        ({"scheduler": SchedulerOptions(chunk=0)}, "--chunk"),
+        ({"scheduler": SchedulerOptions(max_queue=-1)}, "--max-queue"),
+        ({"scheduler": SchedulerOptions(max_rows=64, max_step_tokens=63)}, "--max-step-tokens"),
+        ({"draft": DraftOptions(drafts=-1)}, "--drafts"),
+        ({"draft": DraftOptions(drafts=65)}, "--drafts"),
+        ({"draft": DraftOptions(ngram_min=0)}, "--ngram-min"),
+        ({"device": DeviceOptions(threads=-2)}, "--threads"),
+        ({"model": ModelOptions(max_model_len=-5)}, "--max-model-len"),
+        ({"model": ModelOptions(chat_template="/no/such")}, "--chat-template"),
+    ],
+)
+def test_engine_options_that_cannot_work_are_named(options, name):
+    with pytest.raises(OverdriveError, match=f"^{name}"):
+        check_engine(EngineOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"port": 70000}, "--port"),
+        ({"port": -1}, "--port"),
+        ({"max_body_bytes": 0}, "--max-body-bytes"),
+        ({"drain_seconds": -1.0}, "--drain-seconds"),
+        ({"drain_seconds": float("nan")}, "--drain-seconds"),
+        ({"cors_origin": ("example.org",)}, "--cors-origin"),
+        ({"cors_origin": ("https://example.org/",)}, "--cors-origin"),
+    ],
+)
+def test_server_options_that_cannot_work_are_named(options, name):
+    with pytest.raises(OverdriveError, match=f"^{name}"):
+        check_server(ServerOptions(**options))
+
+
+def test_defaults_pass_the_checks():
+    check_engine(EngineOptions())
+    check_server(ServerOptions(cors_origin=("*", "http://localhost:3000")))
+
+
+def test_chat_remembers_the_conversation_until_reset(server, monkeypatch):
+    lines = iter(["one", "two", "/reset", "three", "/exit", "never"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    settings = Settings(system="be brief", temperature=0.0, max_tokens=100)
+    server.engine.script = lambda submit: speak(submit, text="ok")
+    out = io.StringIO()
+    converse(RemoteSpeaker(server.url, "", "", settings), settings, out)
+    prompts = [bytes(submit.prompt).decode() for submit in server.engine.submits]
+    opening = "<system>be brief\n"
+    assert prompts[1] == f"{opening}<user>one\n<assistant>ok\n<user>two\n<a>"
+    assert prompts[2] == f"{opening}<user>three\n<a>"
+    assert out.getvalue() == "ok\nok\nok\n"
+    assert server.engine.submits[0].params.temperature == 0.0
+
+
+def test_a_refused_message_is_taken_back(server, monkeypatch, capsys):
+    lines = iter(["x" * 300, "hi", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    out = io.StringIO()
+    converse(RemoteSpeaker(f"{server.url}/v1", "tiny", "", Settings()), Settings(), out)
+    assert out.getvalue() == TEXT + "\n"
+    assert "200" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""What the server says about itself: models, metrics, facts and the live page."""
+
+from __future__ import annotations
+
+import re
+
+from fakes import INFO, TEXT
+
+ASK = {"model": "tiny", "prompt": "abc"}
+
+
+def metric(text: str, name: str) -> float:
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
+
+
+def test_models_lists_the_one_model(client):
+    (card,) = client.models.list().data
+    assert (card.id, card.object, card.max_model_len) == ("tiny", "model", INFO.max_model_len)
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_metrics_count_requests_tokens_and_times(http):
+    before = http.get("/metrics").text
+    for status, change in ((200, {}), (400, {"n": 0})):
+        assert http.post("/v1/completions", json={**ASK, **change}).status_code == status
+    after = http.get("/metrics").text
+    assert after.count('overdrive_requests_total{endpoint="/v1/completions",status="200"}') == 1
+
+    def grown(name):
+        return metric(after, name) - (metric(before, name) if f"\n{name} " in before else 0)
+
+    assert grown('overdrive_requests_total{endpoint="/v1/completions",status="200"}') == 1
+    assert grown('overdrive_requests_total{endpoint="/v1/completions",status="400"}') == 1
+    assert grown("overdrive_output_tokens_total") == len(TEXT.encode()) + 1
+    assert grown("overdrive_prompt_tokens_total") == 4
+    assert grown("overdrive_time_to_first_token_seconds_count") == 1
+    assert grown("overdrive_request_seconds_count") == 1
+
+
+def test_metrics_carry_the_engines_statistics(http):
+    text = http.get("/metrics").text
+    assert metric(text, "overdrive_running") == 1
+    assert metric(text, 'overdrive_drafts_accepted_total{position="1"}') == 1
+    assert metric(text, 'overdrive_plans_total{drafts="3"}') == 7
+    assert metric(text, 'overdrive_launch_seconds_total{launch="forward"}') == 0
+
+
+def test_server_info_shows_the_engine_and_its_drafter(http):
+    facts = http.get("/server_info").json()
+    assert facts["engine"]["drafter"] == "ngram"
+    assert facts["engine"]["kv_tokens"] == 4096
+    assert facts["stats"]["plans"] == [5, 0, 0, 7]
+    assert facts["model"] == "tiny"
+
+
+def test_the_live_page_needs_nothing_from_elsewhere(http):
+    page = http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    links = re.findall(r"""(?:src|href)=["']([^"']+)|url\(([^)]+)|fetch\(["']([^"']+)""", page.text)
+    assert {next(filter(None, link)) for link in links} == {
+        "/openapi.json",
+        "/metrics",
+        "/stats",
+        "/v1/chat/completions",
+    }
+    assert set(re.findall(r"https?://[^\s\"']+", page.text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert set(http.get("/stats").json()) == {"model", "stats", "drafter", "drafts", "precision"}
