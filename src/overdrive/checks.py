@@ -41,6 +41,8 @@ def check_server(options: ServerOptions) -> None:
     _at_least(1, {"max-body-bytes": options.max_body_bytes})
     if not options.drain_seconds >= 0:
         raise OverdriveError(f"--drain-seconds must be at least 0, not {options.drain_seconds}")
+    if not options.request_seconds > 0:
+        raise OverdriveError(f"--request-seconds must be more than 0, not {options.request_seconds}")
     for origin in options.cors_origin:
         parts = urlsplit(origin)
         if origin != "*" and not (parts.scheme and parts.netloc and not parts.path):

@@ -112,5 +112,7 @@ class ServerOptions:
     """Ignore unknown request fields instead of refusing them."""
     max_body_bytes: int = 8 << 20
     """Largest request body."""
+    request_seconds: float = 3600.0
+    """Longest time from a request's arrival to the end of its answer."""
     drain_seconds: float = 30.0
     """How long running answers may take to end after SIGTERM."""

@@ -248,6 +248,12 @@ class Reply:
         for request_id in self._unfinished:
             self._client.abort(request_id)
 
+    def give_up(self, reason: str) -> None:
+        """Aborts what has not finished; whoever reads gets `reason` as its error."""
+        self.abort()
+        for request_id in self._unfinished:
+            self.push(Tokens(request_id, finish=FinishReason.ERROR, error=reason))
+
 
 class EngineClient:
     """The HTTP process's end of the link; lives in one event loop, created and closed inside it.

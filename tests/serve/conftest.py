@@ -41,13 +41,23 @@ def make_server(tmp_path):
         server.close()
 
 
-@pytest.fixture
-def http(server):
-    with httpx.Client(base_url=server.url, timeout=10) as client:
+@pytest.fixture(scope="session")
+def shared_http(shared_server):
+    with httpx.Client(base_url=shared_server.url, timeout=10) as client:
         yield client
 
 
 @pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+def http(server, shared_http):
+    return shared_http
+
+
+@pytest.fixture(scope="session")
+def shared_client(shared_server):
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
         yield client
+
+
+@pytest.fixture
+def client(server, shared_client):
+    return shared_client

@@ -187,7 +187,8 @@ class FakeServer:
         tokenizer = ByteTokenizer()
         template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens, "test")
         self.gate.metrics.watch(lambda: self.client.stats)
-        self.gate.state = Service(self.client, await self.client.ready(), tokenizer, template, "tiny")
+        info, seconds = await self.client.ready(), self._options.request_seconds
+        self.gate.state = Service(self.client, info, tokenizer, template, "tiny", seconds)
         self.uvicorn = uvicorn.Server(uvicorn.Config(create_app(self.gate), log_level="error", lifespan="off"))
         self.loop = asyncio.get_running_loop()
         self.loop.call_later(0.05, self._ready.set)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 
+import httpx
 import pytest
 
 from overdrive.serve.service import Closed
+from overdrive.wire import Tokens
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -31,6 +35,7 @@ BOTH = [
     ({"stop": ["a", ""]}, 400, "stop[1]"),
     ({"stop": ["a"] * 17}, 400, "stop"),
     ({"stop": "a" * 1025}, 400, "stop"),
+    ({"stop": ["a" * 600, "b" * 600]}, 400, "stop"),
     ({"stop": 5}, 400, "stop"),
     ({"stop_token_ids": [-1]}, 400, "stop_token_ids[0]"),
     ({"stop_token_ids": [259]}, 400, "stop_token_ids"),
@@ -151,16 +156,12 @@ def test_a_prompt_that_leaves_one_token_is_served(http):
 
 
 def test_unknown_fields_pass_a_lenient_server(make_server):
-    import httpx
-
     url = make_server(lenient=True).url + "/v1/chat/completions"
     assert httpx.post(url, json={**CHAT, "what": 1, "max_tokens": 1}).status_code == 200
     assert httpx.post(url, json={**CHAT, "n": 0}).status_code == 400
 
 
 def test_a_large_body_is_413_declared_or_chunked(make_server):
-    import httpx
-
     url = make_server(max_body_bytes=1000).url + "/v1/chat/completions"
     large = b'{"x": "' + b"x" * 2000 + b'"}'
     for content in (large, iter([large[:900], large[900:]])):
@@ -170,8 +171,6 @@ def test_a_large_body_is_413_declared_or_chunked(make_server):
 
 
 def test_the_key_is_asked_for(make_server):
-    import httpx
-
     url = make_server(api_key="sesame").url
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
         response = httpx.get(f"{url}/v1/models", headers=headers)
@@ -181,8 +180,6 @@ def test_the_key_is_asked_for(make_server):
 
 
 def test_browsers_of_named_origins_may_call(make_server):
-    import httpx
-
     url = make_server(cors_origin=("http://a.example",), api_key="k").url + "/v1/chat/completions"
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     allowed = httpx.options(url, headers={"Origin": "http://a.example", **asks})
@@ -193,8 +190,7 @@ def test_browsers_of_named_origins_may_call(make_server):
 
 
 def test_a_full_queue_is_429_with_retry_after(http, server):
-    server.engine.script = lambda submit: iter(lambda: time.sleep(0.001) or _nothing(submit), None)
-    server.client.submit  # noqa: B018
+    server.engine.script = lambda submit: iter(lambda: Tokens(submit.id), None)
     blockers = [_blocked(server) for _ in range(12)]
     try:
         response = http.post("/v1/completions", json=TEXT)
@@ -208,17 +204,8 @@ def test_a_full_queue_is_429_with_retry_after(http, server):
     assert http.post("/v1/completions", json=TEXT).status_code == 200
 
 
-def _nothing(submit):
-    from overdrive.wire import Tokens
-
-    return Tokens(submit.id)
-
-
 def _blocked(server):
     """A raw connection with a request that is never answered."""
-    import json
-    import socket
-
     before = server.client.active
     body = json.dumps(TEXT).encode()
     host, port = server.url.removeprefix("http://").split(":")
@@ -238,10 +225,7 @@ def _wait(condition, seconds=5.0):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_aborts_its_request(server, stream):
-    import json
-    import socket
-
-    server.engine.script = lambda submit: iter(lambda: _nothing(submit), None)
+    server.engine.script = lambda submit: iter(lambda: Tokens(submit.id), None)
     body = json.dumps({**TEXT, "stream": stream, "n": 2}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -254,8 +238,6 @@ def test_a_client_that_leaves_aborts_its_request(server, stream):
 
 
 def test_a_client_that_leaves_a_running_stream_aborts_it(client, server):
-    from overdrive.wire import Tokens
-
     def script(submit):
         while True:
             yield Tokens(submit.id, [97])
@@ -265,6 +247,17 @@ def test_a_client_that_leaves_a_running_stream_aborts_it(client, server):
     next(iter(stream))
     stream.close()
     _wait(lambda: len(server.engine.aborts) == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_too_long_is_given_up(make_server, stream):
+    server = make_server(request_seconds=0.2)
+    server.engine.script = lambda submit: iter(lambda: Tokens(submit.id), None)
+    response = httpx.post(f"{server.url}/v1/completions", json={**TEXT, "stream": stream})
+    assert response.status_code == 500
+    assert "0.2 seconds" in response.json()["error"]["message"]
+    _wait(lambda: len(server.engine.aborts) == 1)
+    assert server.client.active == 0
 
 
 def test_closed_doors_are_503_and_health_says_why(http, server):
@@ -288,10 +281,6 @@ def test_unknown_paths_and_methods_have_the_same_shape(http):
 
 
 def test_a_dead_engine_ends_requests_with_an_error(make_server):
-    import httpx
-
-    from overdrive.wire import Tokens
-
     server = make_server()
 
     def script(submit):

@@ -5,6 +5,7 @@ Bodies are read and validated here rather than by FastAPI: with a size limit, st
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from importlib.resources import files
@@ -31,6 +32,7 @@ from overdrive.serve.stream import json_response
 
 log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)
+BODY_SECONDS = 60
 PAGE_POLICY = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
 PAGE = files("overdrive.serve").joinpath("page.html")
 
@@ -58,10 +60,14 @@ async def read_body(request: Request, model: type[M], gate: Gate) -> M:
     declared = request.headers.get("content-length", "0")
     data = bytearray()
     if not declared.isdigit() or int(declared) <= limit:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > limit:
-                break
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > limit:
+                        break
+        except TimeoutError:
+            raise BadRequest(f"the body did not arrive within {BODY_SECONDS} seconds", "", "timeout", 408) from None
     if len(data) > limit or (declared.isdigit() and int(declared) > limit):
         size = max(len(data), int(declared) if declared.isdigit() else 0)
         raise BadRequest(f"the body has {size} bytes or more, the limit is {limit}", "", "request_too_large", 413)

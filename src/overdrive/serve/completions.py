@@ -80,7 +80,7 @@ def _submit(
     rules = text_rules(request, silent=request.max_tokens == 0)
     ids = [prompt.ids for prompt in prompts for _ in range(n)]
     answers = {name: Answer(i, ids[i], service.tokenizer, rules) for i, name in enumerate(names)}
-    return Exchange(service.submit(names, ids, params), answers, n, timer)
+    return Exchange(service.submit(names, ids, params), answers, n, timer, service.request_seconds)
 
 
 def _with_scores(params: SamplingParams, request: CompletionRequest) -> SamplingParams:

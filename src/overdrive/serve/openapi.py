@@ -35,6 +35,7 @@ FAULTS = {
     400: "A parameter is wrong; `param` names it.",
     401: "The API key is missing or wrong.",
     404: "No such model.",
+    408: "The body took too long to arrive.",
     413: "The body is too large.",
     429: "The queue is full.",
     500: "The engine failed on this request.",

@@ -16,6 +16,7 @@ from overdrive.wire import EngineInfo
 
 GREEDY_BELOW = 1e-5  # temperatures so small that dividing logits by them overflows are greedy
 SEED_BITS = 63
+MAX_STOP_BYTES = 1024  # of all stop strings of a request: every answer has an automaton with a state per byte
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -48,6 +49,8 @@ def check_completion(request: CompletionRequest) -> None:
 
 
 def _check_shared(request: SamplingRequest) -> None:
+    if sum(len(text.encode()) for text in stop_strings(request)) > MAX_STOP_BYTES:
+        raise BadRequest(f"stop: the strings have more than {MAX_STOP_BYTES} bytes together", "stop")
     if request.response_format is not None and request.response_format.type != "text":
         kind = request.response_format.type
         raise BadRequest(f"response_format {kind!r} is not supported yet", "response_format", "unsupported_parameter")

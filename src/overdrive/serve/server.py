@@ -106,7 +106,7 @@ class Server:
         tokenizer, template = await asyncio.to_thread(open_text, Path(info.source), self._engine.model)
         self._gate.metrics.watch(lambda: client.stats)
         name = self._options.served_model_name or self._model
-        self._gate.state = Service(client, info, tokenizer, template, name)
+        self._gate.state = Service(client, info, tokenizer, template, name, self._options.request_seconds)
 
     def _greet(self, service: Service) -> None:
         host, port = self._listener.getsockname()[:2]

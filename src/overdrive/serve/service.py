@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Service:
     """A ready engine with the text room of its model.
 
-    name: what clients call the model. created: Unix time of the start.
+    name: what clients call the model. request_seconds: after these an answer is given up. created: Unix time.
     """
 
     client: EngineClient
@@ -34,6 +34,7 @@ class Service:
     tokenizer: Tokenizer
     template: ChatTemplate
     name: str
+    request_seconds: float
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:

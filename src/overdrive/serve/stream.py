@@ -45,12 +45,16 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One HTTP request under way: `answers` by the id of their engine request, n to a prompt."""
+    """One HTTP request under way: `answers` by the id of their engine request, n to a prompt.
+
+    seconds: when it is given up.
+    """
 
     reply: Reply
     answers: dict[str, Answer]
     n: int
     timer: RequestTimer
+    seconds: float
 
     @property
     def usage(self) -> Usage:
@@ -58,14 +62,19 @@ class Exchange:
         return usage(list(self.answers.values()), self.n)
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
-        """What arrives, answer by answer. Raises ServerFault when the engine gave one of them up."""
-        async for item in self.reply:
-            answer = self.answers[item.id]
-            delta = answer.take(item)
-            if delta.empty:
-                continue
-            self.timer.token()
-            yield answer, delta
+        """What arrives, answer by answer. Raises ServerFault when one of them is given up."""
+        reason = f"the answer was not complete after {self.seconds:g} seconds"
+        alarm = asyncio.get_running_loop().call_later(self.seconds, self.reply.give_up, reason)
+        try:
+            async for item in self.reply:
+                answer = self.answers[item.id]
+                delta = answer.take(item)
+                if delta.empty:
+                    continue
+                self.timer.token()
+                yield answer, delta
+        finally:
+            alarm.cancel()
 
     def close(self) -> None:
         """Nobody reads on: what still runs is aborted, what happened is counted."""
