@@ -6,11 +6,12 @@ import itertools
 
 import openai
 import pytest
-from fakes import EOS, TEXT, speak
 
 from overdrive.text import ByteTokenizer
 from overdrive.types import FinishReason
 from overdrive.wire import Tokens
+
+from .fakes import EOS, TEXT, speak
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 PROMPT = list(b"<user>hi\n<a>")

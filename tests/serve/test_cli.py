@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from fakes import TEXT, speak
 
 from overdrive.chat import RemoteSpeaker, Settings, converse
 from overdrive.checks import check_engine, check_server
@@ -21,6 +20,8 @@ from overdrive.config import (
     ServerOptions,
 )
 from overdrive.errors import OverdriveError
+
+from .fakes import TEXT, speak
 
 
 def overdrive(*arguments, stdin=""):

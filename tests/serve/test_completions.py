@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes import TEXT, speak
+
+from .fakes import TEXT, speak
 
 BOS = 256
 ASK = {"model": "tiny", "prompt": "abc"}

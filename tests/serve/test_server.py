@@ -14,7 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fakes import TEMPLATE, TEXT
+
+from .fakes import TEMPLATE, TEXT
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 

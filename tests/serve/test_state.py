@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fakes import INFO, TEXT
+from .fakes import INFO, TEXT
 
 ASK = {"model": "tiny", "prompt": "abc"}
 
