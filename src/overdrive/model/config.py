@@ -245,12 +245,15 @@ def _ids(raw: Mapping[str, Any], key: str) -> set[int]:
 
 def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     """Suggested sampling values; null and absent mean neutral."""
-    found = {}
-    for key in ("temperature", "top_p", "top_k", "repetition_penalty"):
-        value = raw.get(key)
-        if value is None:
-            continue
+    given = {
+        key: raw[key] for key in ("temperature", "top_p", "top_k", "repetition_penalty") if raw.get(key) is not None
+    }
+    for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise OverdriveError(f"generation_config: {key} must be a number, not {value!r}")
-        found[key] = int(value) if key == "top_k" else float(value)
-    return GenerationDefaults(**found)
+    return GenerationDefaults(
+        temperature=float(given.get("temperature", 1.0)),
+        top_p=float(given.get("top_p", 1.0)),
+        top_k=int(given.get("top_k", 0)),
+        repetition_penalty=float(given.get("repetition_penalty", 1.0)),
+    )

@@ -6,7 +6,7 @@ are the gguf package's business. Raw blocks are handed on as they are, so a pack
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,10 @@ class GGUFBlocks:
     def dense(self) -> Tensor:
         """The weight [out, in] in float32, as ggml's reference dequantisation has it."""
         return torch.from_numpy(dequantize(self.data, self.kind).reshape(self.shape))
+
+    def stacked(self, below: Sequence[GGUFBlocks]) -> GGUFBlocks:
+        """This matrix with others of its kind and width below it."""
+        return GGUFBlocks(np.concatenate([self.data, *(b.data for b in below)]), self.kind, self.columns)
 
 
 class GGUFCheckpoint:

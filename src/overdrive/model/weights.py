@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 
-from overdrive.config import ModelOptions, Precision
+from overdrive.config import ModelOptions
+from overdrive.device.cpu.team import Team
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
-from overdrive.model.assemble import Checkpoint, Form, Progress, assemble, dense_factory
+from overdrive.model.assemble import Checkpoint, Progress, assemble
 from overdrive.model.config import ModelConfig
 from overdrive.model.dummy import RandomCheckpoint
-from overdrive.model.ops import TorchOps
+from overdrive.model.forms import cpu_form, torch_form
+from overdrive.model.gguf import GGUFCheckpoint
 from overdrive.model.safetensors_folder import SafetensorsCheckpoint
 from overdrive.model.smollm2 import smollm2_path
 from overdrive.model.transformer import Transformer
@@ -28,17 +30,19 @@ class Loaded:
     source: Path
 
 
-def load(model: str, options: ModelOptions, device: torch.device, progress: Progress) -> Loaded:
+def load(
+    model: str, options: ModelOptions, device: torch.device, progress: Progress, team: Team | None = None
+) -> Loaded:
     """Find, read and build a model.
 
     model: "smollm2", a folder with config.json and safetensors, a .gguf file, a hub id, or with load_format "dummy"
-    also a config.json. Raises OverdriveError, one line, for anything missing, damaged or unsupported.
+    also a config.json. team: the threads that run the CPU's kernels; None builds the model in plain torch on `device`,
+    the reference form. Raises OverdriveError, one line, for anything missing, damaged or unsupported.
     """
     source = locate(model, options, progress)
     config, checkpoint = _open(source, options)
     max_model_len = _max_model_len(config, options.max_model_len)
-    quantised = source.suffix == ".gguf" and options.load_format != "dummy"
-    form = choose_form(options.precision, device, quantised)
+    form = cpu_form(options.precision, team) if team else torch_form(options.precision, device)
     transformer = assemble(config, checkpoint, form, max_model_len, progress)
     return Loaded(config, transformer, source if source.suffix != ".json" else source.parent)
 
@@ -66,8 +70,6 @@ def _open(source: Path, options: ModelOptions) -> tuple[ModelConfig, Checkpoint]
     if wanted not in ("auto", "dummy", found):
         raise OverdriveError(f"{source} cannot be loaded with load_format {wanted!r}: it is for {found!r}")
     if found == "gguf":
-        from overdrive.model.gguf import GGUFCheckpoint
-
         file = GGUFCheckpoint(source)
         return file.config, RandomCheckpoint(file.config, options.seed) if wanted == "dummy" else file
     if found == "dummy" and wanted != "dummy":
@@ -82,10 +84,3 @@ def _max_model_len(config: ModelConfig, wanted: int) -> int:
     if not 0 <= wanted <= config.max_positions:
         raise OverdriveError(f"max_model_len {wanted} is not within 1 .. {config.max_positions}, the model's own limit")
     return wanted or config.max_positions
-
-
-def choose_form(precision: Precision, device: torch.device, quantised: bool) -> Form:
-    """What `precision` means on this device for weights that are quantised in their file or not."""
-    if precision == "float64":
-        return Form(torch.float64, device, dense_factory(torch.float64, device), TorchOps())
-    return Form(torch.float32, device, dense_factory(torch.float32, device), TorchOps())
