@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged import paged_logits
 from safetensors.torch import load_file, save_file
-from test_families import load_float32, reference_logits, save, sequences
 from transformers import Qwen2ForCausalLM
 
 from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
 from overdrive.model.weights import load, locate
+from tests.model.paged import paged_logits
+from tests.model.test_families import load_float32, reference_logits, save, sequences
 
 SINGLE = "model.safetensors"
 

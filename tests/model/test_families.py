@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from paged import paged_logits
 
 from overdrive.config import ModelOptions
 from overdrive.model.transformer import Transformer
 from overdrive.model.weights import load
+from tests.model.paged import paged_logits
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf_writing import write_gguf
-from paged import paged_logits
-from test_families import save, sequences
 
 from overdrive.config import ModelOptions, Precision
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
@@ -21,6 +18,9 @@ from overdrive.model.forms import JoinedLinear, cpu_form, pack_auto, packed_fact
 from overdrive.model.gguf import GGUFBlocks
 from overdrive.model.transformer import Transformer
 from overdrive.model.weights import load
+from tests.model.gguf_writing import write_gguf
+from tests.model.paged import paged_logits
+from tests.model.test_families import save, sequences
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 CPU = torch.device("cpu")

@@ -9,9 +9,6 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from gguf_writing import write_gguf
-from paged import paged_logits
-from test_families import LLAMA3, load_float32, reference_logits, save, sequences
 
 from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
@@ -20,6 +17,9 @@ from overdrive.model.config import ModelConfig
 from overdrive.model.gguf import GGUFCheckpoint
 from overdrive.model.rope import frequencies
 from overdrive.model.weights import load
+from tests.model.gguf_writing import write_gguf
+from tests.model.paged import paged_logits
+from tests.model.test_families import LLAMA3, load_float32, reference_logits, save, sequences
 
 BLOCKS = {"hidden_size": 64, "intermediate_size": 96}
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged import paged_logits
 
 from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import read_header
 from overdrive.model import smollm2
 from overdrive.model.weights import load
+from tests.model.paged import paged_logits
 
 CONTENT = b"a small stand-in for the weights" * 1000
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged import make_batch, paged_logits, scattered_pages
 
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.model.dummy import tiny_config, tiny_transformer
+from tests.model.paged import make_batch, paged_logits, scattered_pages
 
 SEQUENCES = [[5, 9, 2, 61, 33, 8, 17, 4, 4, 50, 12], [7, 1, 3], [40, 41, 42, 43, 44, 45, 46, 47]]
 
