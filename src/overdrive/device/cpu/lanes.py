@@ -151,3 +151,45 @@ def switch(b: Builder, value: Value, cases: dict[int, Callable[[], None]], keys:
         body()
         b.branch(done)
     b.position_at_end(done)
+
+
+def shuffle(b: Builder, x: Value, y: Value, places: Sequence[int]) -> Value:
+    """Lanes picked from x (0 .. 15) and y (16 .. 31)."""
+    return b.shuffle_vector(x, y, ir.Constant(i32x16, list(places)))
+
+
+def across(b: Builder, vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
+    """All lanes combined in a fixed tree (lane i with i + 8, then + 4, + 2, + 1); the result stands in every lane."""
+    for distance in (8, 4, 2, 1):
+        turned = shuffle(b, vector, vector, [(lane + distance) % LANES for lane in range(LANES)])
+        vector = combine(vector, turned)
+    return vector
+
+
+def transpose(b: Builder, rows: Sequence[Value]) -> list[Value]:
+    """16 vectors of 16 lanes, transposed by four perfect shuffles of the whole set."""
+    rows = list(rows)
+    low = [place for lane in range(LANES // 2) for place in (lane, lane + LANES)]
+    high = [place + LANES // 2 for place in low]
+    for _ in range(4):
+        pairs = list(zip(rows[: LANES // 2], rows[LANES // 2 :], strict=True))
+        rows = [shuffle(b, x, y, places) for x, y in pairs for places in (low, high)]
+    return rows
+
+
+def exponential(b: Builder, x: Value) -> Value:
+    """exp(x) for x <= 88, relative error below 2e-7; exactly 1 at 0 and exactly 0 below -87.3, -inf included.
+
+    x = n log 2 + r with |r| <= log 2 / 2; exp(r) by the polynomial of Cephes' expf (Moshier), 2^n by its exponent bits.
+    """
+    inside = maximum(b, x, splat(-87.3))
+    n = _vector_call(b, "rint", b.fmul(inside, splat(1.44269504088896341)))
+    r = fma(b, n, splat(-0.693359375), inside)
+    r = fma(b, n, splat(2.12194440e-4), r)
+    series = splat(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        series = fma(b, series, r, splat(coefficient))
+    value = fma(b, series, b.fmul(r, r), b.fadd(r, splat(1.0)))
+    exponent = b.shl(b.add(b.fptosi(n, i32x16), splat_int(127)), splat_int(23))
+    value = b.fmul(value, b.bitcast(exponent, f32x16))
+    return b.select(b.fcmp_ordered("<", x, splat(-87.3)), splat(0.0), value)

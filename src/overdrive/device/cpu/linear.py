@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from overdrive.device.cpu.formats import LANES, Format
-from overdrive.device.cpu.linear_kernels import FEW_ROWS, TALL, WIDE, few_rows, many_rows, pack_rows
+from overdrive.device.cpu.linear_kernels import FEW_ROWS, few_rows, many_rows, pack_rows
 from overdrive.device.cpu.packing import Packed
 from overdrive.device.cpu.team import Call, Team
+from overdrive.device.cpu.tiles import TALL, WIDE
 from overdrive.errors import OverdriveError
 
 _ARGUMENTS = "q" * 13

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba import cfunc, njit, types
+from numba import cfunc, types
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
@@ -30,19 +30,10 @@ from overdrive.device.cpu.lanes import (
     switch,
 )
 from overdrive.device.cpu.memory import load_float, load_ints, store_float, take
-from overdrive.device.cpu.tiles import Activations, product, walk, zeros
+from overdrive.device.cpu.tiles import STEP, TALL, WIDE, Activations, product, tile_height, walk, zeros
 
 FEW_TILES = (1, 2, 4, 6, 8) if accumulators() >= 24 else (1, 2, 4, 6)  # tile heights of the first path
 FEW_ROWS = FEW_TILES[-1]  # at most this many rows take it
-WIDE = 2 if accumulators() >= 24 else 1  # panels of a tile on the second path
-TALL = 12 if accumulators() >= 24 else 6  # rows of a full tile on the second path
-STEP = TALL // 3  # the last tile's height is a multiple of this
-
-
-@njit(inline="always")
-def tile_height(rows):
-    """Height of the tile that takes the next `rows` rows or the first TALL of them."""
-    return min(TALL, (rows + STEP - 1) // STEP * STEP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def _loader(kind: types.Type, native: ir.Type, align: int):
 
 load_int = intrinsic(_loader(types.int64, i64, 8))
 load_int32 = intrinsic(_loader(types.int32, i32, 4))
+load_double = intrinsic(_loader(types.float64, ir.DoubleType(), 8))
 load_float = intrinsic(_loader(types.float32, f32, 4))
 
 
@@ -48,6 +49,17 @@ def store_float(context, address, value):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), emit
+
+
+@intrinsic
+def store_int(context, address, value):
+    """Write a 64-bit integer."""
+
+    def emit(context, b, signature, arguments):
+        store(b, arguments[1], arguments[0], 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
 
 
 @intrinsic

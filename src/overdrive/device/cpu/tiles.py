@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from numba import njit
+
 from overdrive.device.cpu.formats import Format
 from overdrive.device.cpu.lanes import (
     Builder,
     Value,
+    accumulators,
     at,
     broadcast_load,
     f32,
@@ -29,6 +32,16 @@ from overdrive.device.cpu.lanes import (
     splat,
     splat_int,
 )
+
+WIDE = 2 if accumulators() >= 24 else 1  # panels of a tile over float32 panels
+TALL = 12 if accumulators() >= 24 else 6  # rows of a full one
+STEP = TALL // 3  # the last tile's height is a multiple of this
+
+
+@njit(inline="always")
+def tile_height(rows):
+    """Height of the tile that takes the next `rows` rows or the first TALL of them."""
+    return min(TALL, (rows + STEP - 1) // STEP * STEP)
 
 
 @dataclass(frozen=True, slots=True)

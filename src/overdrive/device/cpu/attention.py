@@ -1,0 +1,101 @@
+"""Paged attention on the CPU: keys and values are read where they lie, and a token's result is its own.
+
+The result of a token is bit-equal whatever its query tile, its batch mates, the page size and the number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overdrive.device.batch import Batch
+from overdrive.device.cpu.attention_kernels import ARGUMENTS, Layout, attend_kernel, fold_kernel, store_kernel
+from overdrive.device.cpu.attention_tiles import BLOCK
+from overdrive.device.cpu.team import Call, Team
+from overdrive.device.cpu.tiles import TALL
+from overdrive.errors import OverdriveError
+
+QUERIES = 48  # of a tile, about: enough to use a block of keys well from the first-level cache
+TASKS_PER_THREAD = 12  # with fewer, blocks become tasks of their own
+
+
+class PagedAttention:
+    """Compiled attention for one head width, shared by all layers and steps.
+
+    store: write the batch's keys and values; attend: softmax(q k^T scale) v over each token's visible positions.
+    """
+
+    def __init__(self, team: Team, head_dim: int) -> None:
+        self._team = team
+        self._dims = head_dim
+        self._attend = Call(team, attend_kernel(head_dim), "q" * ARGUMENTS + "d")
+        self._fold = Call(team, fold_kernel(head_dim), "q" * ARGUMENTS + "d")
+        self._store = Call(team, store_kernel(head_dim), "q" * 10)
+
+    def store(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, writes: Tensor) -> None:
+        """k, v [T, Hkv, D], rows of any stride, go to places `writes` [T] of pages [n_pages, Hkv, page_size, D]."""
+        tokens, kv_heads, dims = k.shape
+        if k.stride()[1:] != (dims, 1) or v.stride()[1:] != (dims, 1) or dims != self._dims:
+            raise OverdriveError(f"keys and values must be [T, heads, {self._dims}] with heads next to each other")
+        self._store(
+            k.data_ptr(), v.data_ptr(), 4 * k.stride(0), 4 * v.stride(0), writes.data_ptr(), tokens,
+            k_pages.data_ptr(), v_pages.data_ptr(), kv_heads, k_pages.shape[2],
+        )  # fmt: skip
+
+    def attend(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, scale: float, window: int = 0
+    ) -> Tensor:
+        """q: [T, Hq, D] float32, rows of any stride. A token at position p sees p - window + 1 .. p (0: all up to p).
+
+        Returns [T, Hq * D]; zeros for tokens past the last row.
+        """
+        return self.prepare(batch, q.shape[1], k_pages.shape[1])(q, k_pages, v_pages, scale, window)
+
+    def prepare(self, batch: Batch, heads: int, kv_heads: int) -> PreparedAttention:
+        """Everything about a batch that does not change from layer to layer."""
+        return PreparedAttention(self, batch, heads, kv_heads)
+
+
+class PreparedAttention:
+    """Attention over one batch: which tiles there are, and whether blocks are tasks. Valid as long as the batch."""
+
+    def __init__(self, attention: PagedAttention, batch: Batch, heads: int, kv_heads: int) -> None:
+        self._owner = attention
+        self._batch = batch
+        self._kv_heads, self._group = kv_heads, heads // kv_heads
+        self._tile = max(1, QUERIES // self._group)
+        capacity = -(-self._tile * self._group // TALL) * TALL
+        self._layout = Layout(attention._dims, capacity)
+        self._parts = self._count_parts()
+
+    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, window: int = 0) -> Tensor:
+        """See `PagedAttention.attend`."""
+        tokens, heads, dims = q.shape
+        if q.stride()[1:] != (dims, 1) or q.dtype != torch.float32 or dims != self._owner._dims:
+            raise OverdriveError(f"queries must be [T, heads, {self._owner._dims}] float32, heads next to each other")
+        batch, layout, team = self._batch, self._layout, self._owner._team
+        out = torch.zeros((tokens, heads * dims))
+        scratch = team.scratch(team.threads * layout.scratch + self._parts * layout.part)
+        parts = scratch + team.threads * layout.scratch if self._parts else 0
+        arguments = (
+            q.data_ptr(), 4 * q.stride(0), batch.positions.data_ptr(), batch.offsets.data_ptr(),
+            batch.page_table.data_ptr(), 4 * batch.page_table.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
+            out.data_ptr(), len(batch.offsets) - 1, self._kv_heads, self._group, k_pages.shape[2], window, self._tile,
+            scratch, layout.scratch, parts, layout.part, scale,
+        )  # fmt: skip
+        self._owner._attend(*arguments)
+        if parts:
+            self._owner._fold(*arguments)
+        return out
+
+    def _count_parts(self) -> int:
+        """At least as many parts as blocks become tasks; 0 when there are tasks enough without."""
+        offsets, positions = self._batch.offsets.numpy(), self._batch.positions.numpy()
+        tiles = -(-np.diff(offsets) // self._tile)
+        full = tiles > 0
+        tasks = int(tiles.sum()) * self._kv_heads
+        if not tasks or tasks >= TASKS_PER_THREAD * self._owner._team.threads:
+            return 0
+        blocks = positions[offsets[1:][full] - 1] // BLOCK + 1  # of each row, up to its last token
+        return int((tiles[full] * blocks).sum()) * self._kv_heads if blocks.max() > 1 else 0
