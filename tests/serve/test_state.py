@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from .fakes import INFO, TEXT
 
@@ -65,3 +66,14 @@ def test_the_live_page_needs_nothing_from_elsewhere(http):
     }
     assert set(re.findall(r"https?://[^\s\"']+", page.text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert set(http.get("/stats").json()) == {"model", "stats", "drafter", "drafts", "precision"}
+
+
+def test_the_documentation_names_every_path_and_field(http):
+    """Everything that clients may send or call stands in docs/api.md."""
+    text = Path(__file__).parents[2].joinpath("docs", "api.md").read_text()
+    document = http.get("/openapi.json").json()
+    for path in document["paths"]:
+        assert path.replace("{name}", "NAME") in text
+    for model in ("ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest", "Speculation"):
+        for field in document["components"]["schemas"][model]["properties"]:
+            assert re.search(rf"[`\"]{field}\b", text), f"{model}.{field}"
