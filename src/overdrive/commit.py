@@ -5,7 +5,7 @@ Usage, log-probabilities, KV length and cache keys all follow from the cut made 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,15 +35,20 @@ class Delta:
 class Committer:
     """Settles arrived steps. The only writer of a request's output."""
 
-    def __init__(self, scheduler: Scheduler, counts: DraftCounts) -> None:
+    def __init__(
+        self, scheduler: Scheduler, counts: DraftCounts, meter: Callable[[Step, Outcome], None] = lambda *_: None
+    ) -> None:
+        """meter: told of every settled step."""
         self._scheduler = scheduler
         self._counts = counts
+        self._meter = meter
         self.prefilled_tokens = 0
         self.generated_tokens = 0
 
     def settle(self, step: Step, outcome: Outcome) -> list[Delta]:
         """Take a step's results into its requests. Rows of requests that have finished meanwhile are skipped."""
         deltas = []
+        self._meter(step, outcome)
         counts, offered = outcome.counts.tolist(), outcome.offered.tolist()
         tokens = outcome.tokens.tolist()
         for index, (row, running) in enumerate(zip(step.rows, self._scheduler.land(step), strict=True)):
@@ -92,7 +97,7 @@ class Committer:
             if token in params.stop_token_ids:
                 request.finish = Finish(FinishReason.STOP, stop_token=token)
             elif matched is not None and enough:
-                request.finish = Finish(FinishReason.STOP, stop_string=matched)
+                request.finish = Finish(FinishReason.STOP, stop_string=matched.stop)
             elif request.output_len >= params.max_tokens:
                 request.finish = Finish(FinishReason.LENGTH)
             if request.finish is not None:

@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from overdrive.text.stops import StopHit
 from overdrive.types import Finish, PageEntry, SamplingParams
 
 
 class StopWatch(Protocol):
     """Watches committed tokens for stop strings, on bytes."""
 
-    def push(self, token: int) -> int | None:
-        """Take the next committed token; the index of the stop string it completes, or None."""
+    def push(self, token: int) -> StopHit | None:
+        """Take the next committed token; the stop string it completes, or None."""
         ...
 
 
 class NoStops:
     """A request without stop strings."""
 
-    def push(self, token: int) -> int | None:
+    def push(self, token: int) -> StopHit | None:
         return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from overdrive.text.stops import StopHit
 from overdrive.types import Finish, FinishReason, Outcome, SamplingParams, Step
 
 VOCAB = 11
@@ -32,9 +33,9 @@ class ByteStops:
         self._stops = stops
         self._text = b""
 
-    def push(self, token: int) -> int | None:
+    def push(self, token: int) -> StopHit | None:
         self._text += bytes([token])
-        return next((i for i, stop in enumerate(self._stops) if self._text.endswith(stop)), None)
+        return next((StopHit(i, len(s)) for i, s in enumerate(self._stops) if self._text.endswith(s)), None)
 
 
 def oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Finish]:
@@ -46,7 +47,7 @@ def oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Fi
         if token in params.stop_token_ids:
             return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_token=token)
         if matched is not None and output_len >= params.min_tokens:
-            return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_string=matched)
+            return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_string=matched.stop)
         if output_len >= params.max_tokens:
             return tokens[len(prompt) :], Finish(FinishReason.LENGTH)
 

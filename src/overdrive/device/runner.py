@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -54,7 +55,7 @@ class LaunchedStep:
     def wait(self) -> Outcome:
         """The step's results. Raises StreamError when a launch failed."""
         self.settled.wait()
-        return self.outcome
+        return replace(self.outcome, seconds=tuple(self.seconds))
 
 
 class Runner:
@@ -149,7 +150,6 @@ class Runner:
             offered=counts.cpu().numpy(),
             logprobs=self._scores(launched, logits),
             prompt_logprobs=scores,
-            seconds=tuple(launched.seconds),
         )
 
     def _absorb(self, launched: LaunchedStep) -> None:

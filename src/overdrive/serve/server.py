@@ -18,14 +18,14 @@ from typing import Any
 
 import uvicorn
 
-from overdrive.config import EngineOptions, ModelOptions, ServerOptions
+from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.process import EngineProcess, Target, run_engine
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.serve.terminal import LoadingBars, ready_lines
-from overdrive.text import ByteTokenizer, ChatTemplate, Tokenizer, load_chat_template, load_tokenizer
+from overdrive.text import open_text
 from overdrive.wire import EngineClient
 
 LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
@@ -153,22 +153,6 @@ class _Http(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def open_text(source: Path, options: ModelOptions) -> tuple[Tokenizer, ChatTemplate]:
-    """The model's tokenizer and chat template, or those that the options name instead.
-
-    Dummy weights have no words of their own: without a tokenizer they are served with one of bytes.
-    """
-    origin = Path(options.tokenizer) if options.tokenizer else source
-    override = Path(options.chat_template) if options.chat_template else None
-    try:
-        tokenizer = load_tokenizer(origin)
-    except OverdriveError:
-        if options.load_format != "dummy" or options.tokenizer:
-            raise
-        tokenizer = ByteTokenizer()
-    return tokenizer, load_chat_template(origin, tokenizer, override)
 
 
 async def _first(*works: Coroutine[Any, Any, Any]) -> None:

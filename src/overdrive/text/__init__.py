@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from overdrive.text.answer import AnswerText
     from overdrive.text.detokenise import Detokeniser
-    from overdrive.text.loading import load_chat_template, load_tokenizer
+    from overdrive.text.loading import load_chat_template, load_tokenizer, open_text
     from overdrive.text.stops import StopHit, StopMatcher
     from overdrive.text.template import ChatTemplate
     from overdrive.text.tokenizer import ByteTokenizer, Tokenizer
@@ -26,6 +26,7 @@ _HOMES = {
     "Tokenizer": "tokenizer",
     "load_chat_template": "loading",
     "load_tokenizer": "loading",
+    "open_text": "loading",
 }
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Tokenizer",
     "load_chat_template",
     "load_tokenizer",
+    "open_text",
 ]
 
 

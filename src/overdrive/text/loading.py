@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import read_metadata
 from overdrive.text.gguf_tokenizer import load_gguf_tokenizer
 from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_json
 from overdrive.text.template import ChatTemplate
-from overdrive.text.tokenizer import Tokenizer
+from overdrive.text.tokenizer import ByteTokenizer, Tokenizer
+
+
+def open_text(source: Path, options: ModelOptions) -> tuple[Tokenizer, ChatTemplate]:
+    """The tokenizer and chat template of a model, or those that the options name instead.
+
+    Dummy weights have no words of their own: without a tokenizer they get one of bytes. Raises OverdriveError.
+    """
+    origin = Path(options.tokenizer) if options.tokenizer else source
+    override = Path(options.chat_template) if options.chat_template else None
+    try:
+        tokenizer = load_tokenizer(origin)
+    except OverdriveError:
+        if options.load_format != "dummy" or options.tokenizer:
+            raise
+        tokenizer = ByteTokenizer()
+    return tokenizer, load_chat_template(origin, tokenizer, override)
+
 
 _GGUF_KEY = "tokenizer.chat_template"
 
