@@ -96,7 +96,7 @@ def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
 
 
 def maximum(b: Builder, x: Value, y: Value) -> Value:
-    """The larger of two lanes; no NaN expected."""
+    """The larger of two lanes; y where either is not a number."""
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
@@ -182,7 +182,7 @@ def exponential(b: Builder, x: Value) -> Value:
 
     x = n log 2 + r with |r| <= log 2 / 2; exp(r) by the polynomial of Cephes' expf (Moshier), 2^n by its exponent bits.
     """
-    inside = maximum(b, x, splat(-87.3))
+    inside = maximum(b, splat(-87.3), x)
     n = _vector_call(b, "rint", b.fmul(inside, splat(1.44269504088896341)))
     r = fma(b, n, splat(-0.693359375), inside)
     r = fma(b, n, splat(2.12194440e-4), r)
@@ -193,3 +193,17 @@ def exponential(b: Builder, x: Value) -> Value:
     exponent = b.shl(b.add(b.fptosi(n, i32x16), splat_int(127)), splat_int(23))
     value = b.fmul(value, b.bitcast(exponent, f32x16))
     return b.select(b.fcmp_ordered("<", x, splat(-87.3)), splat(0.0), value)
+
+
+def square_root(b: Builder, x: Value) -> Value:
+    return _vector_call(b, "sqrt", x)
+
+
+def load_some(b: Builder, address: Value, valid: Value) -> Value:
+    """The first `valid` elements, fewer than 16, and zero beyond."""
+
+    def one(lane: Value, values: list[Value]) -> list[Value]:
+        element = load(b, at(b, address, b.mul(lane, integer(4))), f32, align=4)
+        return [b.insert_element(values[0], element, lane)]
+
+    return loop(b, valid, [splat(0.0)], one)[0]

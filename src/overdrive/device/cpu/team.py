@@ -55,10 +55,17 @@ class Call:
         self._struct = struct.Struct("q" * self.COUNTERS + layout)
         self._block = ctypes.create_string_buffer(self._struct.size)
         self._arguments = ctypes.addressof(self._block)
+        self._here = ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernel.address)
 
     def __call__(self, *values: int | float) -> None:
+        """Run on the whole team."""
         self._struct.pack_into(self._block, 0, 0, 0, *values)
         self._team.launch(self._address, self._arguments)
+
+    def alone(self, *values: int | float) -> None:
+        """Run on the calling thread: for work smaller than waking the others."""
+        self._struct.pack_into(self._block, 0, 0, 0, *values)
+        self._here(self._arguments)
 
 
 def _openmp(threads: int) -> Launch | None:

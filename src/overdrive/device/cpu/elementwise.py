@@ -1,0 +1,60 @@
+"""The elementwise parts of a decoder layer on the CPU, float32, each in one pass and one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from overdrive.device.cpu.elementwise_kernels import ROWS, gate_kernel, norm_kernel, rope_kernel
+from overdrive.device.cpu.team import Call, Team
+
+
+class CpuOps:
+    """Norms, rotary positions and the gated activation; rows are independent, bit for bit.
+
+    The methods and their meaning are those of `overdrive.model.ops.Ops`. Rows of the inputs may have any stride; within
+    a row elements, and for rope the heads, lie next to each other.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._norm = Call(team, norm_kernel(), "q" * 10 + "d")
+        self._rope = Call(team, rope_kernel(), "q" * 11)
+        self._gate = Call(team, gate_kernel(), "q" * 5)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [T, H] or [T, heads, D] over its last dimension; a new contiguous tensor of the same shape."""
+        out = torch.empty(x.shape)
+        inner, inner_stride = (1, 0) if x.dim() == 2 else (x.shape[1], 4 * x.stride(1))
+        call = self._norm if len(x) > ROWS else self._norm.alone
+        call(
+            x.data_ptr(), len(x), inner, 4 * x.stride(0), inner_stride, 0, 0,
+            weight.data_ptr(), out.data_ptr(), x.shape[-1], eps,
+        )  # fmt: skip
+        return out
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x [T, H], in place; returns the norm of the sum."""
+        rows, width = x.shape
+        out = torch.empty((rows, width))
+        call = self._norm if rows > ROWS else self._norm.alone
+        call(
+            x.data_ptr(), rows, 1, 4 * x.stride(0), 0, residual.data_ptr(), 4 * residual.stride(0),
+            weight.data_ptr(), out.data_ptr(), width, eps,
+        )  # fmt: skip
+        return out
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate q [T, Hq, D] and k [T, Hkv, D] in place by the angles of `positions`; cos, sin: [positions, D / 2]."""
+        call = self._rope if len(q) > ROWS else self._rope.alone
+        call(
+            q.data_ptr(), 4 * q.stride(0), q.shape[1], k.data_ptr(), 4 * k.stride(0), k.shape[1],
+            len(q), positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), q.shape[2] // 2,
+        )  # fmt: skip
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for gate_up [T, 2 F] = (gate, up); a new [T, F]."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width))
+        call = self._gate if rows > ROWS else self._gate.alone
+        call(gate_up.data_ptr(), 4 * gate_up.stride(0), out.data_ptr(), rows, width)
+        return out
