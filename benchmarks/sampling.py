@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 from overdrive.device.cpu.sampling import CpuSampler
+from overdrive.device.cpu.team import Team
 from overdrive.device.sampling import Layout, SamplingState, sample
 from overdrive.types import SamplingParams
 
@@ -57,7 +58,7 @@ def measure(vocab: int, rows: int, drafts: int, threads: int, params: SamplingPa
     depth = torch.arange(drafts + 1).repeat(rows)
     layout = Layout(row, row, depth, 200 + depth)
     arguments = (language_like(len(row), vocab), layout, torch.zeros((rows, drafts), dtype=torch.int64), state)
-    sampler = CpuSampler(vocab, torch.float32, threads)
+    sampler = CpuSampler(vocab, torch.float32, Team(threads))
     fast = median_us(lambda: sampler(*arguments))
     return fast, median_us(lambda: sample(*arguments)) if len(row) <= 32 else 0.0
 

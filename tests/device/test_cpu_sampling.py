@@ -11,13 +11,14 @@ from test_verify import with_seed
 from toy_target import VOCAB, naive, speculative
 
 from overdrive.device.cpu.sampling import CpuSampler
+from overdrive.device.cpu.team import Team
 from overdrive.device.sampling import Layout, sample
 
 
 @pytest.mark.parametrize("vocab", [7, 31, 64, 300, 777])
 def test_draws_equal_the_reference_in_float64(vocab: int) -> None:
     random = np.random.default_rng(vocab)
-    sampler = CpuSampler(vocab, torch.float64, threads=2)
+    sampler = CpuSampler(vocab, torch.float64, Team(2))
     for _ in range(60):
         batch = random_batch(random, 12, vocab, torch.float64)
         tokens, expected = sampler(*batch), sample(*batch)
@@ -26,7 +27,7 @@ def test_draws_equal_the_reference_in_float64(vocab: int) -> None:
 
 def test_draws_equal_the_reference_in_float32_but_for_near_ties() -> None:
     random = np.random.default_rng(0)
-    sampler = CpuSampler(5003, torch.float32, threads=2)
+    sampler = CpuSampler(5003, torch.float32, Team(2))
     drawn = differ = 0
     for _ in range(20):
         batch = random_batch(random, 24, 5003, torch.float32)
@@ -41,8 +42,8 @@ def test_draws_equal_the_reference_in_float32_but_for_near_ties() -> None:
 
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     batch = random_batch(np.random.default_rng(1), 30, 900, torch.float32)
-    tokens = CpuSampler(900, torch.float32, threads=2)(*batch)
-    alone = CpuSampler(900, torch.float32, threads=1)
+    tokens = CpuSampler(900, torch.float32, Team(2))(*batch)
+    alone = CpuSampler(900, torch.float32, Team(1))
     logits, layout, drafts, state, _ = batch
     for n in range(len(tokens)):
         one = Layout(*(field[n : n + 1] for field in (layout.rows, layout.slots, layout.depths, layout.positions)))
@@ -53,21 +54,21 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads() -> None:
 def test_logits_are_left_alone() -> None:
     batch = random_batch(np.random.default_rng(2), 10, 100, torch.float32)
     before = batch.logits.clone()
-    CpuSampler(100, torch.float32, threads=2)(*batch)
+    CpuSampler(100, torch.float32, Team(2))(*batch)
     assert torch.equal(batch.logits.nan_to_num(7.0), before.nan_to_num(7.0))
 
 
 def test_no_rows_draw_nothing() -> None:
     batch = random_batch(np.random.default_rng(3), 2, 10, torch.float32)
     empty = Layout(*torch.zeros((4, 0), dtype=torch.int64))
-    assert len(CpuSampler(10, torch.float32, threads=2)(batch.logits[:0], empty, batch.drafts, batch.state)) == 0
+    assert len(CpuSampler(10, torch.float32, Team(2))(batch.logits[:0], empty, batch.drafts, batch.state)) == 0
 
 
 def test_text_is_that_of_one_token_at_a_time() -> None:
     random = np.random.default_rng(4)
     params = [with_seed(rules, seed) for seed, rules in enumerate(RULES.values())]
     prompts = [random.integers(0, VOCAB, 5).tolist() for _ in params]
-    sampler = CpuSampler(VOCAB, torch.float64, threads=2)
+    sampler = CpuSampler(VOCAB, torch.float64, Team(2))
     outputs, accepted = speculative(
         params, prompts, lambda _, width: random.integers(0, VOCAB, width).tolist(), random, sampler
     )

@@ -27,6 +27,9 @@ from overdrive.types import SamplingParams
 LIMIT = 1e30
 """Legal logits are clamped to +-LIMIT. A stop token banned by min_tokens stands at -10 LIMIT, a masked one at -inf."""
 
+LOWEST = -3e38
+"""Least score of a token that survives the filters: a lone survivor may meet noise of -inf and must still win."""
+
 COLDEST = 1e-6
 """Least temperature above 0; keeps LIMIT / temperature finite in float32."""
 
@@ -71,10 +74,10 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.dtype = dtype
         # Packed, so that an admission is a handful of copies to the device; the names are views.
-        self._reals = torch.zeros((5, slots), dtype=dtype, device=device)
-        self._integers = torch.zeros((4, slots), dtype=torch.int64, device=device)
-        self.temperature, self.presence, self.frequency, self.repetition, self.log_min_p = self._reals
-        self.top_k, self.seed, self.stops_from, self.logprobs = self._integers
+        self.reals = torch.zeros((5, slots), dtype=dtype, device=device)
+        self.integers = torch.zeros((4, slots), dtype=torch.int64, device=device)
+        self.temperature, self.presence, self.frequency, self.repetition, self.log_min_p = self.reals
+        self.top_k, self.seed, self.stops_from, self.logprobs = self.integers
         self.top_p = torch.ones(slots, dtype=torch.float64, device=device)
         self.stop_ids = torch.full((slots, 1), -1, dtype=torch.int64, device=device)
         self.bias_ids = torch.full((slots, 1), -1, dtype=torch.int64, device=device)
@@ -99,8 +102,8 @@ class SamplingState:
             prompt_len + params.min_tokens,
             params.logprobs,
         )
-        self._reals[:, slot] = torch.tensor(reals, dtype=self.dtype)
-        self._integers[:, slot] = torch.tensor(integers)
+        self.reals[:, slot] = torch.tensor(reals, dtype=self.dtype)
+        self.integers[:, slot] = torch.tensor(integers)
         self.top_p[slot] = params.top_p
         stops = sorted(token for token in set(params.stop_token_ids) if 0 <= token < self.vocab_size)
         bias = {token: value for token, value in params.logit_bias if 0 <= token < self.vocab_size}
@@ -189,9 +192,7 @@ def _scores(adjusted: Tensor, slots: Tensor, positions: Tensor, state: SamplingS
     kept = _filter(x, slots, state) & (x > -torch.inf)
     ids = torch.arange(x.shape[1], device=x.device)
     noise = keyed_noise(state.seed[slots].unsqueeze(1), positions.unsqueeze(1), ids, x.dtype)
-    # A lone survivor may meet noise of -inf: it must still beat what was filtered out.
-    scores = (x + noise).clamp(min=torch.finfo(x.dtype).min)
-    return scores.masked_fill(~kept, -torch.inf)
+    return (x + noise).clamp(min=LOWEST).masked_fill(~kept, -torch.inf)
 
 
 def _filter(x: Tensor, slots: Tensor, state: SamplingState) -> Tensor:

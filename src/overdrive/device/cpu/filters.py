@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 BLOCK = 256
+BINS = 256
 SORTED = 48
 """Candidates that are few enough to sort by insertion."""
 
@@ -51,54 +52,48 @@ def exp(y):
 
 
 @inner
-def block_maxima(x, maxima):
-    """Write the largest of each BLOCK of x [V] to maxima [ceil(V / BLOCK)], NaN left out; returns the largest."""
-    half = BLOCK // 2
-    folded = np.empty(half, x.dtype)
-    low = x.dtype.type(-np.inf)
+def block_maxima(x, maxima, folded):
+    """Write the largest of each BLOCK of x [V] to maxima [ceil(V / BLOCK)], NaN left out; returns the largest.
+
+    folded: [BLOCK // 2] of x's type, scratch: a block is halved until one number is left, which is vector code.
+    """
+    low = type(x[0])(-np.inf)
+    best = low
     for block in range(len(maxima)):
-        part = x[block * BLOCK : min((block + 1) * BLOCK, len(x))]
-        if len(part) == BLOCK:
+        first = block * BLOCK
+        half = BLOCK // 2
+        if first + BLOCK <= len(x):
             for i in range(half):
-                a, b = part[i], part[half + i]
+                a, b = x[first + i], x[first + half + i]
                 a, b = a if a == a else low, b if b == b else low
                 folded[i] = a if a > b else b
         else:
-            folded[:] = low
-            for i in range(len(part)):
-                folded[i % half] = part[i] if part[i] > folded[i % half] else folded[i % half]
-        maxima[block] = _fold(folded)
-    return maxima.max()
+            for i in range(half):
+                folded[i] = low
+            for i in range(first, len(x)):
+                folded[i % half] = x[i] if x[i] > folded[i % half] else folded[i % half]
+        while half > 1:
+            half //= 2
+            for i in range(half):
+                folded[i] = folded[i] if folded[i] > folded[half + i] else folded[half + i]
+        maxima[block] = folded[0]
+        best = folded[0] if folded[0] > best else best
+    return best
 
 
 @inner
-def _fold(values):
-    """The largest of a power of two of numbers, by halves, so that the comparisons become vector code; overwrites."""
-    half = len(values) // 2
-    while half:
-        for i in range(half):
-            a, b = values[i], values[half + i]
-            values[i] = a if a > b else b
-        half //= 2
-    return values[0]
-
-
-@inner
-def top_k_cut(x, maxima, k):
-    """Cut that keeps the k first tokens, 0 < k <= V: a heap of the best k whose root is the worst of them."""
-    ids = np.empty(k, np.int32)
-    size = 0
-    for block in range(len(maxima)):
-        if size == k and not maxima[block] > x[ids[0]]:
-            continue  # later ids lose ties
-        for i in range(block * BLOCK, min((block + 1) * BLOCK, len(x))):
-            if size < k:
-                ids[size] = i
-                size += 1
-                _sift_up(x, ids, size - 1)
-            elif x[i] > x[ids[0]]:
-                ids[0] = i
-                _sift_down(x, ids)
+def top_k_cut(x, maxima, k, ids):
+    """Cut that keeps the k first tokens, 0 < k <= V: a heap of the best k whose root is the worst. ids: [V] scratch."""
+    for i in range(k):
+        ids[i] = i
+    for at in range(k // 2 - 1, -1, -1):
+        _sift_down(x, ids, at, k)
+    for block in range(k // BLOCK, len(maxima)):
+        if maxima[block] > x[ids[0]]:  # later ids lose ties
+            for i in range(max(k, block * BLOCK), min((block + 1) * BLOCK, len(x))):
+                if x[i] > x[ids[0]]:
+                    ids[0] = i
+                    _sift_down(x, ids, 0, k)
     return x[ids[0]], np.int64(ids[0])
 
 
@@ -109,16 +104,7 @@ def _behind(x, a, b):
 
 
 @inner
-def _sift_up(x, ids, at):
-    while at > 0 and _behind(x, ids[at], ids[(at - 1) >> 1]):
-        above = (at - 1) >> 1
-        ids[at], ids[above] = ids[above], ids[at]
-        at = above
-
-
-@inner
-def _sift_down(x, ids):
-    at, size = 0, len(ids)
+def _sift_down(x, ids, at, size):
     while 2 * at + 1 < size:
         child = 2 * at + 1
         if child + 1 < size and _behind(x, ids[child + 1], ids[child]):
@@ -130,18 +116,22 @@ def _sift_down(x, ids):
 
 
 @inner
-def top_p_cut(x, maxima, best, p, cut, cut_id, ids):
-    """Cut that keeps the fewest first tokens with a share >= p of the mass before `cut`. ids: [V] int32, scratch."""
+def top_p_cut(x, maxima, best, p, cut, cut_id, ids, work):
+    """Cut that keeps the fewest first tokens with a share >= p of the mass before `cut`.
+
+    ids: [V] int32, work: [2 * BINS] float64: scratch.
+    """
     if cut_id != NO_CUT:
         n = _before(x, maxima, cut, cut_id, ids)
-        bound = p * _mass_of(x, best, ids[:n])
-        return _nucleus(x, best, bound, ids[:n])
-    bound = p * _mass(x, maxima, best)
-    for reach in (4.0, 10.0, np.inf):
-        n = _before(x, maxima, x.dtype.type(best - reach), len(x), ids)
-        if reach == np.inf or _mass_of(x, best, ids[:n]) > bound:
-            break
-    return _nucleus(x, best, bound, ids[:n])
+        bound = p * _mass_of(x, best, ids, n)
+    else:
+        bound = p * _mass(x, best, work)
+        reach = 4.0
+        n = _before(x, maxima, type(best)(best - reach), len(x), ids)
+        while n < len(x) and _mass_of(x, best, ids, n) <= bound:
+            reach *= 4 if reach < 1000 else np.inf
+            n = _before(x, maxima, type(best)(best - reach), len(x), ids)
+    return _nucleus(x, best, bound, ids, n, work)
 
 
 @inner
@@ -149,103 +139,93 @@ def _before(x, maxima, cut, cut_id, ids):
     """Collect the ids before a cut, ascending; returns how many."""
     n = 0
     for block in range(len(maxima)):
-        if maxima[block] < cut:
-            continue
-        for i in range(block * BLOCK, min((block + 1) * BLOCK, len(x))):
-            if x[i] > cut or (x[i] == cut and i <= cut_id):
-                ids[n] = i
-                n += 1
+        if maxima[block] >= cut:
+            for i in range(block * BLOCK, min((block + 1) * BLOCK, len(x))):
+                if x[i] > cut or (x[i] == cut and i <= cut_id):
+                    ids[n] = i
+                    n += 1
     return n
 
 
 @inner
-def _mass(x, maxima, best):
-    """Sum of e^(x - best) over the row."""
-    masses = np.empty(BLOCK)
+def _mass(x, best, work):
+    """Sum of e^(x - best) over the row, block by block in a fixed order that is vector code."""
     total = 0.0
-    for block in range(len(maxima)):
-        first = block * BLOCK
-        size = min(BLOCK, len(x) - first)
-        for i in range(size):
-            masses[i] = exp(np.float64(x[first + i]) - best)
-        masses[size:] = 0.0
+    for first in range(0, len(x), BLOCK):
         half = BLOCK // 2
-        while half:  # pairwise, so that the additions become vector code too
+        if first + BLOCK <= len(x):
             for i in range(half):
-                masses[i] += masses[i + half]
+                work[i] = exp(np.float64(x[first + i]) - best) + exp(np.float64(x[first + half + i]) - best)
+        else:
+            for i in range(half):
+                work[i] = 0.0
+            for i in range(first, len(x)):
+                work[i % half] += exp(np.float64(x[i]) - best)
+        while half > 1:
             half //= 2
-        total += masses[0]
+            for i in range(half):
+                work[i] += work[half + i]
+        total += work[0]
     return total
 
 
 @inner
-def _mass_of(x, best, ids):
+def _mass_of(x, best, ids, n):
     total = 0.0
-    for i in ids:
-        total += exp(np.float64(x[i]) - best)
+    for j in range(n):
+        total += exp(np.float64(x[ids[j]]) - best)
     return total
 
 
 @inner
-def _nucleus(x, best, bound, ids):
+def _nucleus(x, best, bound, ids, n, work):
     """The last token, in the order, with a mass before it that is below `bound`; the first token in any case.
 
     While candidates are many they are counted into bins by value, and only the bin that the bound falls into is kept.
     """
-    before = 0.0
-    while len(ids) > SORTED:
-        low, high = x[ids[0]], x[ids[0]]
-        for i in ids:
-            low, high = min(low, x[i]), max(high, x[i])
-        if low == high:
-            break
-        many = len(ids)
-        ids, before = _bin_of_bound(x, best, bound, ids, low, high, before)
-        if len(ids) == many:
-            break  # closer together than bins can tell
-    _sort(x, ids)  # equals stand in order already
-    last = ids[0]
-    for i in ids:
-        if before >= bound:
-            break
-        last = i
-        before += exp(np.float64(x[i]) - best)
-    return x[last], np.int64(last)
-
-
-@inner
-def _bin_of_bound(x, best, bound, ids, low, high, before):
-    """Split candidates into 256 bins of equal width; returns those of the bound's bin and the mass before them."""
-    bins = 256
-    masses, sizes = np.zeros(bins), np.zeros(bins, np.int64)
-    floor = max(np.float64(low), np.float64(high) - 1e3)  # one token at -inf must not stretch the bins
-    scale = (bins - 1) / max(np.float64(high) - floor, 1e-300)
-    for i in ids:
-        at = min(int((np.float64(high) - max(np.float64(x[i]), floor)) * scale), bins - 1)
-        masses[at] += exp(np.float64(x[i]) - best)
-        sizes[at] += 1
-    chosen, following = 0, before
-    for at in range(bins):
-        if sizes[at]:
-            chosen, before = at, following
-            following = before + masses[at]
-            if following >= bound:
-                break
-    n = 0
-    for i in ids:
-        if min(int((np.float64(high) - max(np.float64(x[i]), floor)) * scale), bins - 1) == chosen:
-            ids[n] = i
-            n += 1
-    return ids[:n], before
-
-
-@inner
-def _sort(x, ids):
-    """Insertion sort into the order."""
-    for i in range(1, len(ids)):
-        token = ids[i]
-        at = i
+    before, many = 0.0, n + 1
+    while n > SORTED and n < many:  # a step without progress: closer together than bins can tell
+        many = n
+        n, before = _bin_of_bound(x, best, bound, ids, n, before, work)
+    for j in range(1, n):  # insertion sort; equals stand in order already
+        token, at = ids[j], j
         while at > 0 and _behind(x, ids[at - 1], token):
             ids[at] = ids[at - 1]
             at -= 1
         ids[at] = token
+    last = 0
+    while last + 1 < n:
+        before += exp(np.float64(x[ids[last]]) - best)
+        if before >= bound:
+            break
+        last += 1
+    return x[ids[last]], np.int64(ids[last])
+
+
+@inner
+def _bin_of_bound(x, best, bound, ids, n, before, work):
+    """Split candidates into BINS bins of equal width; keeps those of the bound's bin, and the mass before them."""
+    low, high = np.float64(x[ids[0]]), np.float64(x[ids[0]])
+    for j in range(n):
+        low, high = min(low, np.float64(x[ids[j]])), max(high, np.float64(x[ids[j]]))
+    low = max(low, high - 1e3)  # one token at -inf must not stretch the bins
+    scale = (BINS - 1) / max(high - low, 1e-300)
+    for at in range(2 * BINS):
+        work[at] = 0.0  # masses, then sizes
+    for j in range(n):
+        at = int((high - max(np.float64(x[ids[j]]), low)) * scale)
+        work[at] += exp(np.float64(x[ids[j]]) - best)
+        work[BINS + at] += 1
+    chosen, following = 0, before
+    for at in range(BINS):
+        if work[BINS + at]:
+            chosen, before = at, following
+            following = before + work[at]
+            if following >= bound:
+                break
+    kept = 0
+    for j in range(n):
+        if int((high - max(np.float64(x[ids[j]]), low)) * scale) == chosen:
+            ids[kept] = ids[j]
+            kept += 1
+    return kept, before
