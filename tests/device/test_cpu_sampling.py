@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_batches import margins, random_batch
-from test_sampling_rules import RULES
-from test_verify import with_seed
-from toy_target import VOCAB, naive, speculative
 
 from overdrive.device.cpu.sampling import CpuSampler
 from overdrive.device.cpu.team import Team
 from overdrive.device.sampling import Layout, sample
+from tests.device.sampling_batches import margins, random_batch
+from tests.device.test_sampling_rules import RULES
+from tests.device.test_verify import with_seed
+from tests.device.toy_target import VOCAB, naive, speculative
 
 
 @pytest.mark.parametrize("vocab", [7, 31, 64, 300, 777])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling_oracle import fmix32, oracle_noise
 
 from overdrive.device.noise import NOISE_BOUND, gumbel, keyed_hash, keyed_noise
+from tests.device.sampling_oracle import fmix32, oracle_noise
 
 EULER = 0.5772156649015329
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from sampling_oracle import adjusted, oracle_draw, probabilities
 
 from overdrive.device.sampling import Layout, Masks, SamplingState, sample
 from overdrive.types import SamplingParams
+from tests.device.sampling_oracle import adjusted, oracle_draw, probabilities
 
 RULES = {
     "greedy": SamplingParams(max_tokens=9, temperature=0),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sampling_oracle import probabilities
-from test_sampling_rules import RULES
-from toy_target import VOCAB, naive, speculative, toy_logits
 
 from overdrive.device.sampling import Layout, SamplingState, sample
 from overdrive.device.verify import verify
 from overdrive.types import SamplingParams
+from tests.device.sampling_oracle import probabilities
+from tests.device.test_sampling_rules import RULES
+from tests.device.toy_target import VOCAB, naive, speculative, toy_logits
 
 
 def with_seed(params: SamplingParams, seed: int, max_tokens: int = 40) -> SamplingParams:

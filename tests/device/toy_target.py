@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from sampling_oracle import oracle_draw
 
 from overdrive.device.sampling import Layout, Sampler, SamplingState, sample
 from overdrive.device.verify import verify
 from overdrive.types import SamplingParams
+from tests.device.sampling_oracle import oracle_draw
 
 VOCAB = 24
 
