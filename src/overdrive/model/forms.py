@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from overdrive.config import Precision
+from overdrive.device.cpu.elementwise import CpuOps
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
 from overdrive.device.cpu.packing import Packed, pack_float32, pack_gguf, pack_int8
 from overdrive.device.cpu.team import Team
@@ -41,7 +42,7 @@ def cpu_form(precision: Precision, team: Team) -> Form:
     if precision == "float64":
         return torch_form(precision, device)
     pack = {"auto": pack_auto, "float32": pack_as_float32, "int8": pack_as_int8, "int4": pack_as_int4}[precision]
-    return Form(torch.float32, device, packed_factory(LinearKernels(team), pack), TorchOps())
+    return Form(torch.float32, device, packed_factory(LinearKernels(team), pack), CpuOps(team))
 
 
 class JoinedLinear:
