@@ -75,7 +75,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     finish: set in the last message of the request only.
     stop_string: index into `params.stop` of the string that ended the answer, -1 when none did.
     stop_token: the id (the last of `ids`) that ended the answer, -1 when none did.
-    error: one line for the client when finish is ERROR.
+    error: one line for the client when finish is ERROR. status: what kind of error, as an HTTP status.
     """
 
     id: str
@@ -89,6 +89,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     stop_string: int = -1
     stop_token: int = -1
     error: str = ""
+    status: int = 500
 
 
 class Batch(msgspec.Struct, tag=True, frozen=True):

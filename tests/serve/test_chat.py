@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import openai
 import pytest
@@ -197,8 +198,6 @@ def test_prompt_logprobs_by_position(client):
 def test_report_says_who_wrote_what(http, stream):
     request = {**ASK, "speculation": {"report": True}, "return_token_ids": True}
     if stream:
-        import json
-
         lines = http.post("/v1/chat/completions", json={**request, "stream": True}).text.split("\n\n")
         choices = [json.loads(line[6:])["choices"][0] for line in lines if line and line != "data: [DONE]"]
     else:
@@ -244,6 +243,13 @@ def test_an_error_of_the_engine_before_the_stream_is_a_plain_error(client, serve
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match="out of luck"):
             client.chat.completions.create(**ASK, stream=stream)
+
+
+def test_a_refusal_of_the_engine_keeps_its_status(http, server):
+    full = {"finish": FinishReason.ERROR, "error": "the queue is full", "status": 429}
+    server.engine.script = lambda submit: iter([Tokens(submit.id, **full)])
+    response = http.post("/v1/chat/completions", json={**ASK, "stream": True})
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
 
 
 def test_an_error_of_the_engine_within_the_stream_is_an_event(client, server):

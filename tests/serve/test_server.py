@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,7 +28,10 @@ class Running:
         template = folder / "template.jinja"
         template.write_text(TEMPLATE)
         command = [sys.executable, str(Path(__file__).with_name("run_fake.py")), model, str(port), str(template)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.scratch = tempfile.TemporaryDirectory(prefix="od")  # short: the link's address has 107 bytes at most
+        environment = {**os.environ, "TMPDIR": self.scratch.name}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, env=environment, **pipes)
 
     def wait_ready(self) -> Running:
         line = self.process.stdout.readline()
@@ -60,6 +64,7 @@ def run(tmp_path):
     for server in started:
         server.process.kill()
         server.process.communicate()
+        server.scratch.cleanup()
 
 
 def _gone(pid: int, seconds: float = 5.0) -> bool:

@@ -80,7 +80,7 @@ class Answer:
             self.prompt_scores.append(item.prompt_logprobs)
         self.counts.cached = max(self.counts.cached, item.cached_tokens)
         if item.finish is FinishReason.ERROR:
-            raise ServerFault(item.error or "the engine gave the request up")
+            raise ServerFault(item.error or "the engine gave the request up", item.status)
         if item.finish is FinishReason.ABORT:
             raise ServerFault("the server stopped before the answer was complete", status=503)
         finish: FinishWord | None = None if item.finish is None else item.finish.value  # type: ignore[assignment]

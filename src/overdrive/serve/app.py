@@ -33,7 +33,7 @@ from overdrive.serve.stream import json_response
 log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
-PAGE_POLICY = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
+PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 PAGE = files("overdrive.serve").joinpath("page.html")
 
 

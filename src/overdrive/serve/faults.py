@@ -14,14 +14,16 @@ from overdrive.errors import BadRequest
 RETRY_SECONDS = {429: "1", 503: "5"}
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
+CODES = {429: "queue_full", 500: "engine_error", 503: "unavailable"}
+
 _UNION_BRANCH = re.compile(r"(str|int|list\[.*|constrained-.*|nullable.*)$")
 
 
 class ServerFault(BadRequest):
-    """The request was fine but cannot be answered: the engine failed, or the server is going down."""
+    """The request passed every check but cannot be answered: the engine failed or refused, or the server goes down."""
 
     def __init__(self, message: str, status: int = 500) -> None:
-        super().__init__(message, code="engine_error" if status == 500 else "unavailable", status=status)
+        super().__init__(message, code=CODES.get(status, "engine_refused"), status=status)
 
 
 def error_value(fault: BadRequest) -> dict[str, Any]:
