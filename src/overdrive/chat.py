@@ -109,6 +109,8 @@ def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> 
     """Reads lines and writes answers until /exit or the end of input. A refused message is taken back."""
     opening: Messages = [{"role": "system", "content": settings.system}] if settings.system else []
     messages = list(opening)
+    if sys.stdin.isatty():
+        print("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer.", file=sys.stderr)
     while (line := _ask()) is not None and line != "/exit":
         if line == "/reset":
             messages = list(opening)

@@ -104,3 +104,12 @@ def test_events_are_json_with_the_objects_name(http):
     assert {event["object"] for event in events} == {"text_completion"}
     assert [event["usage"] for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1]["usage"]["completion_tokens"] == len(TEXT.encode()) + 1
+
+
+def test_stop_reason_names_only_what_the_request_brought(http):
+    def ended(**change):
+        return http.post("/v1/completions", json={**ASK, **change}).json()["choices"][0]
+
+    assert ended(stop_token_ids=[ord("w")])["stop_reason"] == ord("w")
+    assert "stop_reason" not in ended()
+    assert "stop_reason" not in ended(max_tokens=1)

@@ -17,9 +17,13 @@ from overdrive.wire import Logprobs, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How a request wants its text. `report` asks for the text token by token."""
+    """How a request wants its text. `report` asks for the text token by token.
+
+    stops, stop_ids: stop strings and tokens that the request itself brought.
+    """
 
     stops: Sequence[str] = ()
+    stop_ids: Sequence[int] = ()
     include_stop: bool = False
     report: bool = False
     silent: bool = False
@@ -122,7 +126,7 @@ class Answer:
     def _stop_reason(self, item: Tokens) -> int | str | None:
         if item.stop_string >= 0:
             return self.rules.stops[item.stop_string]
-        return item.stop_token if item.stop_token >= 0 and item.stop_token not in self.tokenizer.eos_ids else None
+        return item.stop_token if item.stop_token in self.rules.stop_ids else None
 
     def scored_prompt(self) -> list[tuple[int, float, int, list[int], list[float]]]:
         """Prompt tokens from position 1 on: id, log-probability, rank, and the likeliest ids with theirs."""

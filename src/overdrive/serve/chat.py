@@ -73,6 +73,7 @@ def text_rules(request: SamplingRequest, silent: bool = False) -> TextRules:
     """How `request` wants its text."""
     return TextRules(
         stops=stop_strings(request),
+        stop_ids=request.stop_token_ids or (),
         include_stop=bool(request.include_stop_str_in_output),
         report=bool(request.speculation and request.speculation.report),
         silent=silent,

@@ -30,7 +30,11 @@ class EngineProcess:
         )
 
     def __enter__(self) -> EngineProcess:
-        self._process.start()
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, so that it holds from the first moment on
+        try:
+            self._process.start()
+        finally:
+            signal.signal(signal.SIGINT, previous)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,8 +66,8 @@ class EngineProcess:
 
 
 def _child(target: Target, model: str, options: EngineOptions, address: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     target(model, options, address)
 

@@ -99,6 +99,7 @@ class ToolCall(Model):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: Ignored = None
 
 
 class TextPart(Model):
