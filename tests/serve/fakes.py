@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import uvicorn
 from overdrive.config import EngineOptions, ServerOptions
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
+from overdrive.serve.server import listen
 from overdrive.serve.service import Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher
 from overdrive.types import FinishReason
@@ -171,7 +171,7 @@ class FakeServer:
         self._address = address
         self._options = ServerOptions(**options)
         self.engine = FakeEngine()
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = listen(ServerOptions(port=0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

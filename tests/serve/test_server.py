@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from overdrive.config import ServerOptions
+from overdrive.serve.server import listen
 
 from .fakes import TEMPLATE, TEXT
 
@@ -165,3 +169,21 @@ def test_a_port_in_use_is_one_line_and_no_model_is_loaded(run):
         code, errors = run("tiny", port).end()
     assert code == 1
     assert errors == f"overdrive: cannot listen on 127.0.0.1:{port}: address already in use\n"
+
+
+def test_small_events_do_not_wait_for_acknowledgements():
+    async def accepted() -> int:
+        options: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            options.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = listen(ServerOptions(port=0))
+        async with await asyncio.start_server(note, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.close()
+            return await options
+
+    assert asyncio.run(accepted()) == 1

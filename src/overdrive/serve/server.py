@@ -31,6 +31,7 @@ from overdrive.wire import EngineClient
 LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
 END_SECONDS = 3.0  # for the engine process to end by itself
 POLL_SECONDS = 0.05
+BACKLOG = 2048  # connections that may wait to be accepted
 
 
 def serve(model: str, engine: EngineOptions, options: ServerOptions, target: Target = run_engine) -> None:
@@ -40,14 +41,23 @@ def serve(model: str, engine: EngineOptions, options: ServerOptions, target: Tar
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """Takes the port, before the model is loaded. Raises OverdriveError when it is not to be had."""
+    """Takes the port, before the model is loaded. Raises OverdriveError when it is not to be had.
+
+    The protocol is named because asyncio sets TCP_NODELAY only where it is; without that, events of a stream wait for
+    the client's delayed acknowledgements, 40 ms each.
+    """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(BACKLOG)
     except OSError as error:
+        listener.close()
         number = error.errno or 0  # names that do not resolve have negative ones
         reason = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
         raise OverdriveError(f"cannot listen on {options.host}:{options.port}: {reason}") from error
+    return listener
 
 
 class Server:
