@@ -9,7 +9,7 @@ import torch
 
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
 from overdrive.device.cpu.packing import Packed, pack_float32, pack_gguf, pack_int8
-from overdrive.device.cpu.team import Team, _python_threads
+from overdrive.device.cpu.team import Team
 from overdrive.errors import OverdriveError
 
 FORMS = ["float32", "int8", "q4_0", "q4_1", "q8_0"]
@@ -72,9 +72,6 @@ def test_a_result_does_not_depend_on_the_threads(kernels: LinearKernels, rows: i
     expected = PackedLinear(kernels, packed)(x)
     for threads in (1, 3):
         assert torch.equal(PackedLinear(LinearKernels(Team(threads)), packed)(x), expected)
-    team = Team(2)
-    team._launch = _python_threads(2)  # what a machine without OpenMP gets
-    assert torch.equal(PackedLinear(LinearKernels(team), packed)(x), expected)
 
 
 @pytest.mark.parametrize("form", FORMS)

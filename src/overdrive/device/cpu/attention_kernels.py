@@ -173,20 +173,20 @@ def attend_kernel(dims: int) -> CFunc:
     """Attention of head width `dims`. With `parts` every block is a task that stores its part there."""
     width, source = padded(dims), SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
         (
             q, q_stride, positions, offsets, table, table_stride, k_pages, v_pages, out, rows,
             kv_heads, group, page_size, window, tile, scratch, scratch_size, parts, part_size,
-        ) = load_ints(a + 16, ARGUMENTS)  # fmt: skip
-        scale = load_double(a + 16 + 8 * ARGUMENTS)
-        scratch += take(a + 8) * scratch_size
+        ) = load_ints(a + 8, ARGUMENTS)  # fmt: skip
+        scale = load_double(a + 8 + 8 * ARGUMENTS)
+        scratch += thread * scratch_size
         capacity = (tile * group + TALL - 1) // TALL * TALL
         queries = scratch + 8 * BLOCK
         keys = queries + 4 * dims * capacity
-        part = keys + 4 * BLOCK * (dims + width + capacity)
-        running = part + 4 * capacity * (2 + width)
+        own_part = keys + 4 * BLOCK * (dims + width + capacity)
+        running = own_part + 4 * capacity * (2 + width)
         line = 4 * dims
         head_bytes = page_size * line
         task, seen = take(a), 0
@@ -210,13 +210,13 @@ def attend_kernel(dims: int) -> CFunc:
                         page_offsets(
                             scratch, row_table, key, count, page_size, kv_heads * head_bytes, line, head * head_bytes
                         )
-                        place = parts + task * part_size if parts else part
+                        place = parts + task * part_size if parts else own_part
                         attend_block(
                             dims, width, k_pages, v_pages, scratch, count, key, positions + 8 * first,
                             group, window, queries, n, keys, place,
                         )  # fmt: skip
                         if not parts:
-                            fold_all(dims, width, running, part, height, n)
+                            fold_all(dims, width, running, own_part, height, n)
                     if not parts:
                         finish_all(dims, width, running, height, n, out, first, group, kv_heads * group, head)
                     task = take(a)
@@ -229,14 +229,14 @@ def fold_kernel(dims: int) -> CFunc:
     """Folds the parts that `attend_kernel` stored, a query tile and key head at a time; the same arguments."""
     width, source = padded(dims), SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018
         (
             _, _, positions, offsets, _, _, _, _, out, rows,
             kv_heads, group, _, window, tile, scratch, scratch_size, parts, part_size,
-        ) = load_ints(a + 16, ARGUMENTS)  # fmt: skip
-        running = scratch + take(a + 8) * scratch_size
+        ) = load_ints(a + 8, ARGUMENTS)  # fmt: skip
+        running = scratch + thread * scratch_size
         task, number, seen = take(a), 0, 0
         for row in range(rows):
             end = load_int(offsets + 8 * row + 8)
@@ -263,10 +263,10 @@ def store_kernel(dims: int) -> CFunc:
     """Writes keys and values of tokens to their places in the pages."""
     source = SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018
-        k, v, k_stride, v_stride, writes, tokens, k_pages, v_pages, kv_heads, page_size = load_ints(a + 16, 10)
+        k, v, k_stride, v_stride, writes, tokens, k_pages, v_pages, kv_heads, page_size = load_ints(a + 8, 10)
         task = take(a)
         while task * STORED < tokens:
             for t in range(task * STORED, min(tokens, task * STORED + STORED)):

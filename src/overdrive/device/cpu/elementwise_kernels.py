@@ -152,11 +152,11 @@ def norm_kernel() -> CFunc:
     """Norms of `outer` times `inner` vectors, adding to the residual before when there is one (inner is then 1)."""
     source = SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
-        x, outer, inner, x_stride, inner_stride, residual, r_stride, weight, out, width = load_ints(a + 16, 10)
-        eps = types.float32(load_double(a + 96))
+        x, outer, inner, x_stride, inner_stride, residual, r_stride, weight, out, width = load_ints(a + 8, 10)
+        eps = types.float32(load_double(a + 88))
         task = take(a)
         while task * ROWS < outer:
             for row in range(task * ROWS, min(outer, task * ROWS + ROWS)):
@@ -175,10 +175,10 @@ def rope_kernel() -> CFunc:
     """Rotates the heads of q and k in place."""
     source = SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018
-        q, q_stride, q_heads, k, k_stride, k_heads, tokens, positions, cos, sin, half = load_ints(a + 16, 11)
+        q, q_stride, q_heads, k, k_stride, k_heads, tokens, positions, cos, sin, half = load_ints(a + 8, 11)
         task = take(a)
         while task * ROWS < tokens:
             for t in range(task * ROWS, min(tokens, task * ROWS + ROWS)):
@@ -196,10 +196,10 @@ def gate_kernel() -> CFunc:
     """silu(gate) * up over rows of (gate, up)."""
     source = SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018
-        x, x_stride, out, rows, width = load_ints(a + 16, 5)
+        x, x_stride, out, rows, width = load_ints(a + 8, 5)
         task = take(a)
         while task * ROWS < rows:
             for row in range(task * ROWS, min(rows, task * ROWS + ROWS)):

@@ -1,10 +1,8 @@
 """Native kernels of the quantised linear: few rows straight from the codes, many rows through a float panel.
 
-Argument block, eight bytes each: two counters, then `ARGUMENTS`.
-
-    few rows    for each group of 64 outputs: all rows at once, each weight decoded in registers and used for every row
-    many rows   for each piece of a group: decode it once into scratch, then tiles of rows over it; the activations were
-                laid out by `pack_rows` so that a tile reads them in one stream
+few rows    for each group of 64 outputs: all rows at once, each weight decoded in registers and used for every row
+many rows   for each piece of a group: decode it once into scratch, then tiles of rows over it; the activations were
+            laid out by `pack_rows` so that a tile reads them in one stream
 """
 
 from __future__ import annotations
@@ -141,10 +139,10 @@ def few_rows(form: Format) -> CFunc:
     """Kernel for 1 .. FEW_ROWS rows."""
     name, source = form.name, SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
-        weights, scale, bias, x, y, rows, x_stride, y_stride, inputs, outputs, panel, _, _ = load_ints(a + 16, 13)
+        weights, scale, bias, x, y, rows, x_stride, y_stride, inputs, outputs, panel, _, _ = load_ints(a + 8, 13)
         groups = (outputs + ROWS_PER_GROUP - 1) // ROWS_PER_GROUP
         g = take(a)
         while g < groups:
@@ -173,11 +171,11 @@ def many_rows(form: Format) -> CFunc:
     name, source, scaled = form.name, SOURCE, int(form.scaled_rows)
     decoded = form.bits != 32
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018
-        weights, scale, bias, x, y, rows, _, y_stride, inputs, outputs, panel, scratch, size = load_ints(a + 16, 13)
-        scratch += take(a + 8) * size
+        weights, scale, bias, x, y, rows, _, y_stride, inputs, outputs, panel, scratch, size = load_ints(a + 8, 13)
+        scratch += thread * size
         pieces = (outputs + WIDE * LANES - 1) // (WIDE * LANES)
         piece = take(a)
         while piece < pieces:
@@ -210,10 +208,10 @@ def pack_rows() -> CFunc:
     """Kernel that lays rows out for `many_rows`: tiles of TALL rows, [inputs, TALL] each, the last one less tall."""
     source = SOURCE
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018
-        x, packed, rows, x_stride, inputs = load_ints(a + 16, 5)
+        x, packed, rows, x_stride, inputs = load_ints(a + 8, 5)
         tile = take(a)
         while tile * TALL < rows:
             first = tile * TALL
