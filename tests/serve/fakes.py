@@ -99,8 +99,9 @@ def scores(ids: list[int], most: int) -> Logprobs:
 class FakeEngine:
     """Runs a script per request, one message per request and round, until told to end."""
 
-    def __init__(self, script: Script = speak, round_seconds: float = 0.001) -> None:
+    def __init__(self, script: Script = speak, round_seconds: float = 0.001, info: EngineInfo = INFO) -> None:
         self.script = script
+        self._info = info
         self.submits: list[Submit] = []
         self.aborts: list[str] = []
         self.closed = threading.Event()
@@ -116,7 +117,7 @@ class FakeEngine:
     def serve(self, address: str) -> None:
         endpoint = EngineEndpoint(address)
         endpoint.send(Loading("weights", 1, 2))
-        endpoint.send(Ready(INFO))
+        endpoint.send(Ready(self._info))
         endpoint.send(Stats(running=1, offered=[4, 2], accepted=[3, 1], plans=[5, 0, 0, 7]))
         while not self.closed.is_set() and (self._running or not self._draining):
             for message in endpoint.poll(0.002 if not self._running else 0):
@@ -167,10 +168,10 @@ def engine_process(model: str, options: EngineOptions, address: str) -> None:
 class FakeServer:
     """The real application under uvicorn in a thread, linked to a FakeEngine."""
 
-    def __init__(self, address: str, **options: object) -> None:
+    def __init__(self, address: str, info: EngineInfo = INFO, **options: object) -> None:
         self._address = address
         self._options = ServerOptions(**options)
-        self.engine = FakeEngine()
+        self.engine = FakeEngine(info=info)
         self._socket = listen(ServerOptions(port=0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._ready = threading.Event()
