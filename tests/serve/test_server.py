@@ -141,6 +141,8 @@ def test_a_dead_engine_is_an_error_and_then_503(run):
     assert any("the engine process ended (signal SIGKILL)" in line for line in lines)
     assert httpx.get(f"{server.url}/health").status_code == 503
     assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 1
 
 
 def test_a_killed_server_leaves_no_engine(run):

@@ -77,7 +77,7 @@ class Server:
         self._hurry = asyncio.Event()
 
     async def run(self, target: Target) -> None:
-        """Starts, serves, drains and ends. Raises OverdriveError when the engine cannot start."""
+        """Starts, serves, drains and ends. Raises OverdriveError when the engine cannot start or has died meanwhile."""
         with tempfile.TemporaryDirectory(prefix="overdrive-") as folder:
             address = f"ipc://{folder}/engine"
             client = EngineClient(address)
@@ -102,6 +102,8 @@ class Server:
             if isinstance(self._gate.state, Service):
                 self._greet(self._gate.state)
             await self._stopping.wait()
+            if client.failure:
+                raise OverdriveError(client.failure)
             await self._drain(client)
         finally:
             self._http.should_exit = True
