@@ -162,10 +162,9 @@ def build(model: str, options: EngineOptions, progress: Progress, controller: Co
     controller: decides each step's drafts; by default always `options.draft.drafts`.
     """
     device = open_device(options.device)
-    torch.set_num_threads(device.threads)
-    loaded = load(model, options.model, device.torch_device, progress)
+    loaded = load(model, options.model, device.torch_device, progress, device.team)
     config, transformer = loaded.config, loaded.transformer
-    max_model_len = transformer.max_model_len - OVERSHOOT
+    max_model_len = loaded.max_model_len
     n_pages = count_pages(config, options, max_model_len, transformer.dtype)
     page_size = options.memory.page_size
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -13,56 +12,14 @@ from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.acceptance import DraftCounts
-from overdrive.policy.controller import FixedDrafts, LoadView
+from overdrive.policy.controller import FixedDrafts
 from overdrive.request import Request
 from overdrive.scheduler import Limits, Scheduler
-from overdrive.types import Finish, FinishReason, Plan, SamplingParams, Why
+from overdrive.types import Finish, FinishReason, SamplingParams
 
+from .bench import Bench, RandomDrafts
 from .lazy import LazyStream
 from .toy import EOS, VOCAB, ByteStops, ToyRunner, oracle
-
-
-class RandomDrafts:
-    """Another K every step: whatever a controller may decide, at its wildest."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def choose(self, view: LoadView) -> Plan:
-        return Plan(self._rng.choice([0, 0, 1, 3, 5, 7]), Why(rule="random"))
-
-
-@dataclass
-class Bench:
-    """A whole engine around the toy model."""
-
-    scheduler: Scheduler
-    runner: ToyRunner
-    committer: Committer
-    loop: Loop
-    answers: dict[str, list[int]] = field(default_factory=dict)
-    finishes: dict[str, list[Finish]] = field(default_factory=dict)
-
-    def advance(self) -> None:
-        for delta in self.loop.advance():
-            self.take(delta)
-
-    def take(self, delta) -> None:
-        self.answers.setdefault(delta.request.id, []).extend(delta.tokens)
-        if delta.finish is not None:
-            self.finishes.setdefault(delta.request.id, []).append(delta.finish)
-
-    def run(self, most: int = 4000) -> None:
-        for _ in range(most):
-            if self.loop.idle:
-                return
-            self.advance()
-        raise AssertionError("the engine makes no progress")
-
-    def check_conserved(self) -> None:
-        self.scheduler.pool.check(p for r in self.scheduler.running.values() for p in r.pages)
-        assert len(self.scheduler._slots) + len(self.scheduler.running) == self.scheduler.limits.max_rows
-        assert not self.scheduler._flying
 
 
 def bench(

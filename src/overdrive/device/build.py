@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from overdrive.config import DeviceOptions
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
+from overdrive.device.batch import Batch
+from overdrive.device.cpu.attention import PagedAttention
 from overdrive.device.cpu.sampling import CpuSampler
+from overdrive.device.cpu.team import Team
 from overdrive.device.runner import Attend
 from overdrive.device.sampling import Sampler, sample
 from overdrive.device.stream import InlineStream, Stream, ThreadStream
@@ -16,13 +20,35 @@ from overdrive.machine import usable_cores
 from overdrive.model.config import ModelConfig
 
 
+class CpuAttention:
+    """`Attention` of one batch by the CPU's kernels."""
+
+    def __init__(self, kernels: PagedAttention, kv: PagedKV, config: ModelConfig, batch: Batch) -> None:
+        self._kernels = kernels
+        self._kv = kv
+        self._config = config
+        self._writes = batch.writes
+        self._attend = kernels.prepare(batch, config.heads, config.kv_heads)
+        self._scale = config.head_dim**-0.5
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k_pages, v_pages = self._kv.k_pages[layer], self._kv.v_pages[layer]
+        self._kernels.store(k, v, k_pages, v_pages, self._writes)
+        return self._attend(q, k_pages, v_pages, self._scale, self._config.window(layer))
+
+
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
     """Threads of this process. lookahead: steps that may be launched before the one before them is settled."""
 
-    threads: int
+    team: Team
     lookahead: int
-    torch_device: torch.device
+    torch_device: torch.device = torch.device("cpu")
+
+    @property
+    def threads(self) -> int:
+        """Threads that run arithmetic."""
+        return self.team.threads
 
     def open_stream(self) -> Stream:
         """A stream whose launches run with this device's threads: on a worker when host work is to overlap."""
@@ -33,15 +59,19 @@ class CpuDevice:
         return ThreadStream(setup) if self.lookahead else InlineStream(setup)
 
     def attention(self, kv: PagedKV, config: ModelConfig) -> Attend:
-        """Attention over `kv`, bound to one batch at a time."""
-        return lambda batch: ReferenceAttention(kv, batch, config)
+        """Attention over `kv`, bound to one batch at a time; the reference for all but float32."""
+        if kv.k_pages[0].dtype != torch.float32:
+            return lambda batch: ReferenceAttention(kv, batch, config)
+        kernels = PagedAttention(self.team, config.head_dim)
+        return lambda batch: CpuAttention(kernels, kv, config, batch)
 
     def sampler(self, vocab_size: int, dtype: torch.dtype) -> Sampler:
         """The fastest sampler for logits of this dtype; the reference for all but float32."""
-        return CpuSampler(vocab_size, dtype, self.threads) if dtype == torch.float32 else sample
+        return CpuSampler(vocab_size, dtype, self.team) if dtype == torch.float32 else sample
 
 
 def open_device(options: DeviceOptions) -> CpuDevice:
     """The device that the options mean. Host work overlaps only where asked: on few cores it fights for them."""
     threads = options.threads or usable_cores()
-    return CpuDevice(threads, 1 if options.overlap == "on" else 0, torch.device("cpu"))
+    torch.set_num_threads(threads)
+    return CpuDevice(Team(threads), 1 if options.overlap == "on" else 0)

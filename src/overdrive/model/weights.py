@@ -19,14 +19,20 @@ from overdrive.model.gguf import GGUFCheckpoint
 from overdrive.model.safetensors_folder import SafetensorsCheckpoint
 from overdrive.model.smollm2 import smollm2_path
 from overdrive.model.transformer import Transformer
+from overdrive.types import OVERSHOOT
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run. source: the folder or .gguf file where its tokenizer and chat template live."""
+    """A model ready to run.
+
+    max_model_len: most tokens of prompt and answer together; rotary tables reach a little further, for rows that run on
+    past an end not yet known. source: the folder or .gguf file where the tokenizer and chat template live.
+    """
 
     config: ModelConfig
     transformer: Transformer
+    max_model_len: int
     source: Path
 
 
@@ -43,8 +49,8 @@ def load(
     config, checkpoint = _open(source, options)
     max_model_len = _max_model_len(config, options.max_model_len)
     form = cpu_form(options.precision, team) if team else torch_form(options.precision, device)
-    transformer = assemble(config, checkpoint, form, max_model_len, progress)
-    return Loaded(config, transformer, source if source.suffix != ".json" else source.parent)
+    transformer = assemble(config, checkpoint, form, max_model_len + OVERSHOOT, progress)
+    return Loaded(config, transformer, max_model_len, source if source.suffix != ".json" else source.parent)
 
 
 def locate(model: str, options: ModelOptions, progress: Progress) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,11 +31,20 @@ class PagedKV:
     def allocate(
         cls, config: ModelConfig, n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> PagedKV:
-        """Zeroed storage for `n_pages` pages, the scratch page included."""
+        """Zeroed storage for `n_pages` pages, the scratch page included.
+
+        In main memory it is claimed but not touched: a page costs memory from its first use on.
+        """
         shape = (n_pages, config.kv_heads, page_size, config.head_dim)
 
+        def zeros() -> Tensor:
+            if torch.device(device).type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            untouched = np.zeros(shape[0] * shape[1] * shape[2] * shape[3] * dtype.itemsize, np.uint8)
+            return torch.from_numpy(untouched).view(dtype).view(shape)
+
         def layers() -> list[Tensor]:
-            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+            return [zeros() for _ in range(config.layers)]
 
         return cls(layers(), layers(), page_size)
 

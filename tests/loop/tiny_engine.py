@@ -1,0 +1,112 @@
+"""The real runner on a tiny random model in float64, and the same model one token at a time without cache or batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from overdrive.commit import Committer
+from overdrive.device.attention.reference import PagedKV, ReferenceAttention
+from overdrive.device.batch import Batch
+from overdrive.device.runner import Runner
+from overdrive.device.sampling import Layout, SamplingState, sample
+from overdrive.device.state import SlotState
+from overdrive.device.stream import Stream
+from overdrive.draft.base import Drafter
+from overdrive.loop import Loop
+from overdrive.memory.pages import PagePool
+from overdrive.memory.prefix import PrefixCache
+from overdrive.model.dummy import tiny_transformer
+from overdrive.model.transformer import Transformer
+from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.controller import Controller
+from overdrive.scheduler import Limits, Scheduler
+from overdrive.types import Finish, FinishReason, SamplingParams
+
+from .bench import Bench
+from .toy import ByteStops
+
+VOCAB = 64
+MAX_MODEL_LEN = 96
+
+
+@lru_cache(maxsize=1)
+def tiny() -> Transformer:
+    return tiny_transformer(torch.float64, vocab=VOCAB)
+
+
+def tiny_bench(
+    stream: Stream,
+    controller: Controller,
+    make_drafter,
+    *,
+    n_pages: int = 200,
+    page_size: int = 4,
+    max_rows: int = 5,
+    chunk: int = 16,
+    max_step_tokens: int = 64,
+    lookahead: int = 1,
+    cached: bool = True,
+) -> Bench:
+    """make_drafter: of a SlotState. Everything else is the engine's own."""
+    model = tiny()
+    pool = PagePool(n_pages)
+    limits = Limits(
+        max_rows=max_rows,
+        max_step_tokens=max_step_tokens,
+        chunk=chunk,
+        max_queue=100,
+        max_model_len=MAX_MODEL_LEN,
+        page_size=page_size,
+    )
+    scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if cached else None)
+    state = SlotState(max_rows, MAX_MODEL_LEN, page_size)
+    kv = PagedKV.allocate(model.config, n_pages, page_size, torch.float64)
+    drafter: Drafter = make_drafter(state)
+    sampling = SamplingState(max_rows, VOCAB, torch.float64)
+    runner = Runner(
+        model, lambda batch: ReferenceAttention(kv, batch, model.config), state, sampling, sample, drafter, stream
+    )
+    committer = Committer(scheduler, DraftCounts(16))
+    return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, lookahead))
+
+
+@torch.inference_mode()
+def next_logits(tokens: Sequence[int]) -> torch.Tensor:
+    """[1, V]: the model's logits after `tokens`, computed from nothing."""
+    model, count = tiny(), len(tokens)
+    kv = PagedKV.allocate(model.config, 2, 128, torch.float64)
+    places = torch.arange(count)
+    batch = Batch(
+        ids=torch.tensor(tokens),
+        positions=places,
+        rows=torch.zeros(count, dtype=torch.int64),
+        offsets=torch.tensor([0, count]),
+        page_table=torch.tensor([[1]], dtype=torch.int32),
+        writes=128 + places,
+        wanted=places[-1:],
+    )
+    hidden = model.forward(batch, ReferenceAttention(kv, batch, model.config)).final
+    return model.logits(hidden[-1:])
+
+
+def tiny_oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Finish]:
+    """One token at a time, each from the whole text before it."""
+    tokens, stops = list(prompt), ByteStops(params.stop)
+    none = torch.zeros((1, 0), dtype=torch.int64)
+    while True:
+        state = SamplingState(1, VOCAB, torch.float64)
+        state.admit(0, params, tokens, len(prompt))
+        zero = torch.zeros(1, dtype=torch.int64)
+        layout = Layout(zero, zero, zero, torch.tensor([len(tokens)]))
+        token = int(sample(next_logits(tokens), layout, none, state))
+        tokens.append(token)
+        hit, output_len = stops.push(token), len(tokens) - len(prompt)
+        if token in params.stop_token_ids:
+            return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_token=token)
+        if hit is not None and output_len >= params.min_tokens:
+            return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_string=hit.stop)
+        if output_len >= params.max_tokens:
+            return tokens[len(prompt) :], Finish(FinishReason.LENGTH)
