@@ -276,7 +276,7 @@ class _Served:
                 try:
                     self._engine.submit(message.id, message.prompt, message.params)
                 except BadRequest as error:
-                    refusal = Tokens(message.id, finish=FinishReason.ERROR, error=str(error))
+                    refusal = Tokens(message.id, finish=FinishReason.ERROR, error=str(error), status=error.status)
                     self._link.send(Batch([refusal]))
             case Abort():
                 self._publish(self._engine.abort(message.id))
@@ -288,7 +288,7 @@ class _Served:
 
     def _publish(self, deltas: list[Delta]) -> None:
         if deltas:
-            self._link.send(Batch([_message(delta) for delta in deltas]))
+            self._link.send(Batch([as_message(delta) for delta in deltas]))
 
     def _tell_stats(self) -> None:
         now = time.monotonic()
@@ -297,7 +297,7 @@ class _Served:
             self._link.send(self._engine.stats())
 
 
-def _message(delta: Delta) -> Tokens:
+def as_message(delta: Delta) -> Tokens:
     """A delta as it crosses the link."""
     finish = delta.finish
     scores, prompt_scores = delta.logprobs, delta.prompt_logprobs

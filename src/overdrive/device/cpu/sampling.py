@@ -28,8 +28,7 @@ class CpuSampler:
 
     def __init__(self, vocab_size: int, dtype: torch.dtype, team: Team) -> None:
         kernel = _kernel(str(dtype).removeprefix("torch."))
-        self._together = Call(team, kernel, "q" * (SIZES + ARRAYS))
-        self._alone = Call(Team(1), kernel, "q" * (SIZES + ARRAYS))  # one logit row: nothing to wait for
+        self._call = Call(team, kernel, "q" * (SIZES + ARRAYS))
         self._scratch = (
             torch.empty((team.threads, vocab_size), dtype=dtype),
             torch.empty((team.threads, vocab_size), dtype=torch.int32),
@@ -56,7 +55,7 @@ class CpuSampler:
         arrays = [array.contiguous() for array in arrays]  # alive until the kernel has returned
         slots, entries, masked = len(state.top_p), len(counts.output), len(bits)
         sizes = (slots, drafts.shape[1], entries, state.bias.shape[1], state.stop_ids.shape[1], masked)
-        call = self._together if len(logits) > 1 else self._alone
+        call = self._call if len(logits) > 1 else self._call.alone  # one logit row: nothing to share out
         call(len(logits), state.vocab_size, *sizes, *(array.data_ptr() for array in arrays))
         return tokens
 
@@ -76,11 +75,11 @@ def _kernel(kind: str) -> CFunc:
     real, source = getattr(np, kind), SOURCE
     whole, half, word, flag = np.int64, np.int32, np.uint32, np.bool_
 
-    @cfunc("void(int64)", cache=True, error_model="numpy")
-    def kernel(a):
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
-        n_logits, vocab, n_slots, n_drafts, entries, n_biases, n_stops, n_masks = load_ints(a + 16, 8)
-        p = load_ints(a + 80, 24)
+        n_logits, vocab, n_slots, n_drafts, entries, n_biases, n_stops, n_masks = load_ints(a + 8, 8)
+        p = load_ints(a + 72, 24)
         logits = carray(_at(p[0]), (n_logits, vocab), real)
         rows, slots = carray(_at(p[1]), n_logits, whole), carray(_at(p[2]), n_logits, whole)
         depths, positions = carray(_at(p[3]), n_logits, whole), carray(_at(p[4]), n_logits, whole)
@@ -92,7 +91,6 @@ def _kernel(kind: str) -> CFunc:
         stop_ids = carray(_at(p[14]), (n_slots, n_stops), whole)
         bits = carray(_at(p[15]), (n_masks, (vocab + 31) // 32), half)
         index, tokens = carray(_at(p[16]), n_logits, whole), carray(_at(p[17]), n_logits, whole)
-        thread = take(a + 8)
         blocks = (vocab + BLOCK - 1) // BLOCK
         scratch = Scratch(
             carray(_at(p[18] + thread * vocab * logits.itemsize), vocab, real),
