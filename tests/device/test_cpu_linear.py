@@ -91,10 +91,10 @@ def test_activations_may_be_a_view(kernels: LinearKernels) -> None:
 
 
 def test_other_gguf_types_are_dequantised(kernels: LinearKernels) -> None:
-    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
-    raw = gguf.quantize(weight, gguf.GGMLQuantizationType.Q5_1)
-    linear = PackedLinear(kernels, pack_gguf(raw, gguf.GGMLQuantizationType.Q5_1, 64, 64))
-    expected = torch.from_numpy(gguf.dequantize(raw, gguf.GGMLQuantizationType.Q5_1))
+    weight = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32)
+    raw = gguf.quantize(weight, gguf.GGMLQuantizationType.TQ2_0)
+    linear = PackedLinear(kernels, pack_gguf(raw, gguf.GGMLQuantizationType.TQ2_0, 64, 256))
+    expected = torch.from_numpy(gguf.dequantize(raw, gguf.GGMLQuantizationType.TQ2_0))
     assert torch.equal(linear.rows(torch.arange(64)), expected)
 
 

@@ -66,8 +66,12 @@ FLOAT32 = Format("float32", bits=32)
 INT8 = Format("int8", bits=8)
 Q4_0 = Format("q4_0", bits=4, block=32, scale_bytes=2, minimum="centre")
 Q4_1 = Format("q4_1", bits=4, block=32, scale_bytes=2, minimum="stored")
+Q5_1 = Format("q5_1", bits=8, block=32, scale_bytes=2, minimum="stored")
 Q8_0 = Format("q8_0", bits=8, block=32, scale_bytes=2)
-FORMATS = {form.name: form for form in (FLOAT32, INT8, Q4_0, Q4_1, Q8_0)}
+Q4_K = Format("q4_k", bits=4, block=32, scale_bytes=4, minimum="stored")
+Q5_K = Format("q5_k", bits=8, block=32, scale_bytes=4, minimum="stored")
+Q6_K = Format("q6_k", bits=8, block=16, scale_bytes=4)
+FORMATS = {form.name: form for form in (FLOAT32, INT8, Q4_0, Q4_1, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
 
 
 def pack(form: Format, codes: np.ndarray, scales: np.ndarray | None, minima: np.ndarray | None) -> np.ndarray:

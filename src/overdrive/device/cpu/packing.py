@@ -1,7 +1,4 @@
-"""From weights, as files and tensors hold them, to panels: float32, int8 per output row, or a GGUF's own blocks.
-
-GGUF block layouts follow ggml's quantisation structs (`block_q4_0`, `block_q4_1`, `block_q8_0` in ggml-common.h).
-"""
+"""From weights, as files and tensors hold them, to panels: float32, int8 per output row, or a GGUF's own blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import dequantize
 from torch import Tensor
 
-from overdrive.device.cpu.formats import FLOAT32, INT8, LANES, Q4_0, Q4_1, Q8_0, ROWS_PER_GROUP, Format, pack
+from overdrive.device.cpu.formats import FLOAT32, INT8, LANES, ROWS_PER_GROUP, Format, pack
+from overdrive.device.cpu.ggml_blocks import LAYOUTS
 from overdrive.errors import OverdriveError
 
 _NO_SCALE = np.zeros(0, dtype=np.float32)
@@ -66,25 +64,18 @@ def pack_int8(weight: Tensor) -> Packed:
 def pack_gguf(raw: np.ndarray, kind: int, outputs: int, inputs: int) -> Packed:
     """Blocks of a GGUF tensor as they lie in the file: `raw` bytes of `outputs` rows, output-major.
 
-    Q4_0, Q4_1 and Q8_0 keep their codes and half-precision scales: the product is that of the dequantised weights up to
+    The types of `ggml_blocks.LAYOUTS` keep their codes and scales: the product is that of the dequantised weights up to
     the order of summation. Every other type is dequantised and kept in float32.
     """
     raw = np.ascontiguousarray(raw).view(np.uint8).reshape(outputs, -1)
-    layout = {Kind.Q4_0: (Q4_0, 18), Kind.Q4_1: (Q4_1, 20), Kind.Q8_0: (Q8_0, 34)}.get(Kind(kind))
+    layout = LAYOUTS.get(Kind(kind))
     if layout is None:
         values = dequantize(raw, Kind(kind)).reshape(outputs, inputs)
         return Packed(FLOAT32, pack(FLOAT32, values, None, None), _NO_SCALE, inputs, outputs)
-    form, size = layout
-    blocks = raw.reshape(outputs, inputs // form.block, size)
-    head = form.head_bytes // LANES
-    scales = np.ascontiguousarray(blocks[:, :, :head]).view(np.float16)  # [out, blocks, 1 or 2]
-    body = blocks[:, :, head:]
-    if form.bits == 4:  # ggml keeps inputs j and j + 16 in one byte
-        codes = np.concatenate([body & 15, body >> 4], axis=2)
-    else:
-        codes = body.view(np.int8)
-    minima = scales[:, :, 1] if form.minimum == "stored" else None
-    return Packed(form, pack(form, codes.reshape(outputs, inputs), scales[:, :, 0], minima), _NO_SCALE, inputs, outputs)
+    codes, scales, minima = layout.split(raw.reshape(-1, layout.size))
+    minima = None if minima is None else minima.reshape(outputs, -1)
+    panels = pack(layout.form, codes.reshape(outputs, inputs), scales.reshape(outputs, -1), minima)
+    return Packed(layout.form, panels, _NO_SCALE, inputs, outputs)
 
 
 def _checked(weight: Tensor) -> np.ndarray:
