@@ -99,6 +99,8 @@ def test_end_ids_and_defaults_come_from_both_files(tmp_path: Path):
         ({"head_dim": 7}, "head_dim 7 must be even"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0"),
+        ({"num_hidden_layers": 1 << 31}, "num_hidden_layers 2147483648 is beyond 4096"),
+        ({"max_position_embeddings": 1 << 31}, "max_position_embeddings 2147483648 is beyond"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number"),
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),

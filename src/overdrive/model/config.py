@@ -15,6 +15,9 @@ from typing import Any
 from overdrive.errors import OverdriveError
 from overdrive.model.rope import RopeConfig, parse_rope
 
+MOST, MOST_LAYERS = 1 << 24, 1 << 12
+"""Largest sizes believed: a damaged file must end in a message, not in an endless allocation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -112,7 +115,7 @@ class ModelConfig:
         family = FAMILIES[architecture]
         _refuse_unsupported(raw)
         heads, hidden = _positive(raw, "num_attention_heads"), _positive(raw, "hidden_size")
-        layers = _positive(raw, "num_hidden_layers")
+        layers = _positive(raw, "num_hidden_layers", most=MOST_LAYERS)
         max_positions = _positive(raw, "max_position_embeddings", family.max_positions)
         rope = parse_rope(raw, max_positions, default_theta=10000.0)
         generation = generation or {}
@@ -176,12 +179,14 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         raise OverdriveError(f"config: {method!r} quantised weights are not supported; take float ones or a .gguf file")
 
 
-def _positive(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _positive(raw: Mapping[str, Any], key: str, default: int | None = None, most: int = MOST) -> int:
     value = raw.get(key, default)
     if value is None:
         raise OverdriveError(f"config: {key!r} is missing")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise OverdriveError(f"config: {key} must be a whole number above 0, not {value!r}")
+    if value > most:
+        raise OverdriveError(f"config: {key} {value} is beyond {most}, more than any model has")
     return value
 
 
@@ -215,7 +220,10 @@ def _flag(raw: Mapping[str, Any], rule: bool | str) -> bool:
 
 def _stretched(rope: RopeConfig, max_positions: int) -> int:
     """YaRN configs may leave `max_position_embeddings` at the unstretched length; the factor says what they reach."""
-    return max(max_positions, int(rope.original_positions * rope.factor)) if rope.kind == "yarn" else max_positions
+    reach = max(max_positions, int(rope.original_positions * rope.factor)) if rope.kind == "yarn" else max_positions
+    if reach > MOST:
+        raise OverdriveError(f"config: rope factor {rope.factor} stretches the context to {reach}, beyond {MOST}")
+    return reach
 
 
 def _windows(raw: Mapping[str, Any], layers: int, family: Family) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from overdrive.errors import OverdriveError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_SLICE = 1 << 16
 _REQUIRED = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
 
 
@@ -142,5 +143,11 @@ def _yarn(base: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
 
 def rope_tables(rope: RopeConfig, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, two of [positions, D/2], computed in float64 and rounded once."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies(rope, head_dim))
-    return (angles.cos() * rope.attention_factor).to(dtype), (angles.sin() * rope.attention_factor).to(dtype)
+    per_position = frequencies(rope, head_dim)
+    cos, sin = (torch.empty((positions, head_dim // 2), dtype=dtype) for _ in range(2))
+    for start in range(0, positions, _SLICE):  # the angles of a million positions would be large in float64
+        end = min(start + _SLICE, positions)
+        angles = torch.outer(torch.arange(start, end, dtype=torch.float64), per_position)
+        cos[start:end] = angles.cos() * rope.attention_factor
+        sin[start:end] = angles.sin() * rope.attention_factor
+    return cos, sin

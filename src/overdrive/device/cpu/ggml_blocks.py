@@ -1,8 +1,8 @@
 """ggml's quantised blocks taken apart: codes, scales and minima of every weight, nothing rounded.
 
 Layouts follow ggml's quantisation structs (`block_q4_0` .. `block_q6_K` in ggml-common.h). A weight is
-`scale * code (+ minimum)`; in the K types both factors are products of a half-precision number and a small integer, which
-single precision holds exactly (scales) or to its last bit (minima).
+`scale * code (+ minimum)`; in the K types both factors are products of a half-precision number and a small integer,
+which single precision holds exactly (scales) or to its last bit (minima).
 """
 
 from __future__ import annotations
