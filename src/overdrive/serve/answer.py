@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.replies import CompletionDetails, FinishWord, PromptDetails, PromptToken, TextPiece, Usage
-from overdrive.text import AnswerText, StopHit, StopMatcher, Tokenizer
-from overdrive.types import FinishReason
+from overdrive.text import CommittedText, Tokenizer
+from overdrive.types import Finish, FinishReason
 from overdrive.wire import Logprobs, Tokens
 
 
@@ -70,13 +70,10 @@ class Answer:
     rules: TextRules
     counts: Counts = field(default_factory=Counts)
     prompt_scores: list[Logprobs] = field(default_factory=list)
-    _text: AnswerText = field(init=False)
-    _stops: StopMatcher = field(init=False)
+    _text: CommittedText = field(init=False)
 
     def __post_init__(self) -> None:
-        self._text = AnswerText(self.tokenizer, self.rules.stops, self.rules.include_stop)
-        stops = [text.encode() for text in self.rules.stops]
-        self._stops = StopMatcher(stops, self.tokenizer.table.visible)
+        self._text = CommittedText(self.tokenizer, self.rules.stops, self.rules.include_stop)
 
     def take(self, item: Tokens) -> Delta:
         """The engine has committed tokens. Raises ServerFault when it gave the answer up."""
@@ -100,28 +97,11 @@ class Answer:
 
     def _pieces(self, item: Tokens) -> list[TextPiece]:
         """The text that `item` makes certain; token by token when the request wants to see who wrote what."""
-        hit = self._watch_stops(item)
-        shown = item.ids
-        if item.stop_token >= 0 and not self.rules.include_stop:
-            shown = shown[:-1]
-        last = shown[-1:] if hit is not None else []
-        body = shown[: len(shown) - len(last)]
-        if self.rules.report:
-            pieces = [TextPiece(self._text.push([token]), i < item.accepted) for i, token in enumerate(body)]
-        else:
-            pieces = [TextPiece(self._text.push(body), False)]
-        if item.finish is not None:
-            pieces.append(TextPiece(self._text.finish(last, hit), len(body) < item.accepted and bool(last)))
-        return pieces
-
-    def _watch_stops(self, item: Tokens) -> StopHit | None:
-        """Where the stop string begins that the engine says the last token has completed."""
-        if not self.rules.stops:
-            return None
-        hit = None
-        for token in item.ids:
-            hit = self._stops.push(token)
-        return hit if item.stop_string >= 0 else None
+        finish = None if item.finish is None else Finish(item.finish, item.stop_string, item.stop_token)
+        runs = [[token] for token in item.ids] if self.rules.report and item.ids else [item.ids]
+        ends = [None] * (len(runs) - 1) + [finish]
+        texts = map(self._text.take, runs, ends)
+        return [TextPiece(text, place < item.accepted) for place, text in enumerate(texts)]
 
     def _stop_reason(self, item: Tokens) -> int | str | None:
         if item.stop_string >= 0:

@@ -19,16 +19,17 @@ from starlette.exceptions import HTTPException
 
 from overdrive import __version__
 from overdrive.errors import BadRequest
+from overdrive.parameters import check_ids
 from overdrive.serve.chat import chat_completion, chat_prompt
 from overdrive.serve.completions import text_completion
-from overdrive.serve.faults import ServerFault, error_response, invalid
+from overdrive.serve.faults import ServerFault, error_response
 from overdrive.serve.guards import Authorise, CountRequests
 from overdrive.serve.openapi import body, document
-from overdrive.serve.params import check_ids
-from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Model, TokenizeRequest
+from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
 from overdrive.serve.service import Closed, Gate, Service, off_loop
 from overdrive.serve.stream import json_response
+from overdrive.strict import Model, invalid
 
 log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)

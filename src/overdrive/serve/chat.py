@@ -11,9 +11,10 @@ from typing import Any
 from fastapi import Request, Response
 from msgspec import UNSET
 
+from overdrive.parameters import Wanted, sampling_params, siblings, stop_strings
 from overdrive.serve.answer import Answer, Delta, TextRules, prompt_logprobs, token_text
 from overdrive.serve.metrics import Metrics, RequestTimer
-from overdrive.serve.params import Wanted, check_chat, sampling_params, siblings, stop_strings
+from overdrive.serve.params import check_chat, most_drafts
 from overdrive.serve.protocol import ChatRequest, Message, SamplingRequest
 from overdrive.serve.replies import (
     ChatChoice,
@@ -91,6 +92,7 @@ def _submit(
         max_tokens=request.max_tokens if old_name else request.max_completion_tokens,
         max_tokens_param="max_tokens" if old_name else "max_completion_tokens",
         logprobs=(request.top_logprobs or 0) if request.logprobs else -1,
+        max_drafts=most_drafts(request),
     )
     params = siblings(sampling_params(request, service.info, wanted), n)
     names = [f"{request_id}-{index}" for index in range(n)]

@@ -11,10 +11,11 @@ from typing import cast
 from fastapi import Request, Response
 from msgspec import UNSET
 
+from overdrive.parameters import Wanted, check_ids, sampling_params, siblings
 from overdrive.serve.answer import Answer, Delta, prompt_logprobs, token_text
 from overdrive.serve.chat import all_ids, all_pieces, text_rules
 from overdrive.serve.metrics import Metrics, RequestTimer
-from overdrive.serve.params import Wanted, check_completion, check_ids, sampling_params, siblings
+from overdrive.serve.params import check_completion, most_drafts
 from overdrive.serve.protocol import CompletionRequest
 from overdrive.serve.replies import Completion, TextChoice, TextLogprobs, Usage
 from overdrive.serve.service import Service, off_loop
@@ -73,7 +74,13 @@ def _submit(
     logprobs = -1 if request.logprobs is None else request.logprobs
     params: list[SamplingParams] = []
     for prompt in prompts:
-        wanted = Wanted(prompt=prompt.ids, prompt_param="prompt", max_tokens=request.max_tokens, logprobs=logprobs)
+        wanted = Wanted(
+            prompt=prompt.ids,
+            prompt_param="prompt",
+            max_tokens=request.max_tokens,
+            logprobs=logprobs,
+            max_drafts=most_drafts(request),
+        )
         drawn = sampling_params(request, service.info, wanted)
         params += siblings(_with_scores(drawn, request), n)
     names = [f"{request_id}-{index}" for index in range(len(params))]

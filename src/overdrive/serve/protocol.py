@@ -1,33 +1,21 @@
 """What clients may send, as strict models: a value of the wrong type or outside its range is refused, never bent.
 
 Field names and meanings are those of the OpenAI API, then of the extensions that other open servers have made common.
-`None` (JSON null) always means "the default". Checks that need the model (vocabulary, room left) are in `params.py`.
+`None` (JSON null) always means "the default". How tokens are drawn, and the checks that need the model (vocabulary,
+room left), is in `overdrive/parameters.py`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-MAX_N = 128  # answers of one prompt
+from overdrive.parameters import Alternatives, Sampling, TokenId
+from overdrive.strict import Model
+
 MAX_PROMPTS = 256  # prompts of one completions request
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
-MAX_STOP_IDS = 256
-MAX_BIAS = 1024
-MAX_LOGPROBS = 20  # alternatives per token
-
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Ignored = Any  # accepted because stock clients send it; has no effect
-
-
-class Model(BaseModel):
-    """Strict base: no coercion between types, no NaN, no unknown field (unless the server is lenient)."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
 
 class StreamOptions(Model):
@@ -52,28 +40,12 @@ class ResponseFormat(Model):
     json_schema: Any = None
 
 
-class SamplingRequest(Model):
+class SamplingRequest(Sampling):
     """Parameters that chat and text completions share."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(default=None, description="0 and -1 are off.")
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=MAX_BIAS)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    ignore_eos: bool | None = None
-    prompt_logprobs: Alternatives | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     speculation: Speculation | None = None

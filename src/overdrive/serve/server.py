@@ -18,13 +18,14 @@ from typing import Any
 
 import uvicorn
 
+from overdrive.bars import LoadingBars
 from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.process import EngineProcess, Target, run_engine
 from overdrive.serve.service import Closed, Gate, Service
-from overdrive.serve.terminal import LoadingBars, ready_lines
+from overdrive.serve.terminal import ready_lines
 from overdrive.text import open_text
 from overdrive.wire import EngineClient
 
@@ -93,7 +94,9 @@ class Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
         bars = LoadingBars()
-        reader = asyncio.create_task(client.run(bars.update))
+        reader = asyncio.create_task(
+            client.run(lambda loading: bars.update(loading.label, loading.done, loading.total))
+        )
         reader.add_done_callback(lambda task: self._link_ended(client, task))
         http = asyncio.create_task(self._http.serve([self._listener]))
         try:

@@ -1,42 +1,11 @@
-"""What `overdrive serve` shows in the terminal: bars while the model loads, then where to find the server."""
+"""What `overdrive serve` says in the terminal once it serves."""
 
 from __future__ import annotations
 
 import json
 import shlex
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-from overdrive.wire import EngineInfo, Loading
-
-
-class LoadingBars:
-    """One bar per phase of the start. Without a terminal every phase is one plain line."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=self._console)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> LoadingBars:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def update(self, loading: Loading) -> None:
-        """A phase has begun or moved on."""
-        total = loading.total or None
-        if loading.label not in self._tasks:
-            self._tasks[loading.label] = self._progress.add_task(loading.label, total=total)
-            if not self._console.is_terminal:
-                self._console.print(loading.label, highlight=False)
-        self._progress.update(self._tasks[loading.label], completed=loading.done, total=total)
+from overdrive.wire import EngineInfo
 
 
 def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overdrive.text.answer import AnswerText
+    from overdrive.text.committed import CommittedText
     from overdrive.text.detokenise import Detokeniser
     from overdrive.text.loading import load_chat_template, load_tokenizer, open_text
     from overdrive.text.stops import StopHit, StopMatcher
@@ -20,6 +21,7 @@ _HOMES = {
     "AnswerText": "answer",
     "ByteTokenizer": "tokenizer",
     "ChatTemplate": "template",
+    "CommittedText": "committed",
     "Detokeniser": "detokenise",
     "StopHit": "stops",
     "StopMatcher": "stops",
@@ -33,6 +35,7 @@ __all__ = [
     "AnswerText",
     "ByteTokenizer",
     "ChatTemplate",
+    "CommittedText",
     "Detokeniser",
     "StopHit",
     "StopMatcher",
