@@ -133,8 +133,9 @@ def _ask() -> str | None:
 def _speak(speaker: Speaker, messages: Messages, out: TextIO) -> str | None:
     """Writes one answer and returns it; None when it was refused. Ctrl-C keeps what was said so far."""
     said: list[str] = []
-    pieces = speaker.reply(messages)
+    pieces: Iterator[str] = iter(())
     try:
+        pieces = speaker.reply(messages)
         for piece in pieces:
             said.append(piece)
             out.write(piece)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from overdrive.config import EngineOptions, ServerOptions
@@ -59,3 +61,27 @@ def _exist(paths: Iterable[tuple[str, str]]) -> None:
     for name, path in paths:
         if path and not Path(path).exists():
             raise OverdriveError(f"--{name}: there is no {path}")
+
+
+def override(options: EngineOptions, given: Mapping[str, Any]) -> EngineOptions:
+    """`options` with the single ones that `given` names. Raises OverdriveError for a wrong name or type."""
+    left = dict(given)
+    groups = {}
+    for group in fields(options):
+        current = getattr(options, group.name)
+        hints = get_type_hints(type(current))
+        mine = {name: left.pop(name) for name in hints if name in left}
+        for name, value in mine.items():
+            _check_type(name, value, hints[name])
+        groups[group.name] = replace(current, **mine)
+    if left:
+        raise OverdriveError(f"there is no option {next(iter(left))!r}; see overdrive serve --help")
+    return EngineOptions(**groups)
+
+
+def _check_type(name: str, value: object, hint: Any) -> None:
+    choices = get_args(hint)
+    if choices and value not in choices:
+        raise OverdriveError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    if not choices and type(value) is not hint:
+        raise OverdriveError(f"{name} must be of type {hint.__name__}, not {value!r}")

@@ -1,0 +1,106 @@
+"""One answer of the LLM class: as it grows, and as its caller gets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from overdrive.commit import Delta
+from overdrive.errors import OverdriveError
+from overdrive.text import CommittedText
+from overdrive.types import Finish, FinishReason, SamplingParams, TopLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token under the raw distribution of the model: its log-probability, its rank (1 is the likeliest), and those
+    of the likeliest tokens by id, best first, as many as were asked for."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An answer that is complete.
+
+    text: without special tokens and without what ended it. token_ids: what the model drew, an end token included.
+    finish_reason: "stop" for an end token or a stop string, "length" for max_tokens or the end of the context.
+    prompt_tokens: of the prompt, `cached_tokens` of them found in the prefix cache.
+    accepted_drafts: how many of `token_ids` were drafts that the model agreed with.
+    logprobs: one entry per id, where asked for. prompt_logprobs: the same from the prompt's second token on.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    accepted_drafts: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer under way: `take` is told what the engine commits."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    text: CommittedText
+    finish: Finish | None = None
+    ids: list[int] = field(default_factory=list)
+    accepted: int = 0
+    cached: int = 0
+    _pieces: list[str] = field(default_factory=list)
+    _read: int = 0
+    _scores: list[TokenLogprob] = field(default_factory=list)
+    _prompt_scores: list[TokenLogprob] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        """One settled step's part of this answer."""
+        if delta.logprobs is not None:
+            self._scores += _entries(delta.tokens, delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            known = self.prompt[1 + len(self._prompt_scores) :]
+            self._prompt_scores += _entries(known, delta.prompt_logprobs)
+        self.ids += delta.tokens
+        self.accepted += delta.accepted
+        self.cached = max(self.cached, delta.request.cached_tokens)
+        self.finish = delta.finish
+        self._pieces.append(self.text.take(delta.tokens, delta.finish))
+
+    def fresh(self) -> str:
+        """Text that has come since the last call. Raises OverdriveError when the engine gave the answer up."""
+        self._check()
+        text = "".join(self._pieces[self._read :])
+        self._read = len(self._pieces)
+        return text
+
+    def completion(self) -> Completion:
+        """The whole answer, once it has finished. Raises OverdriveError when the engine gave it up."""
+        self._check()
+        return Completion(
+            text="".join(self._pieces),
+            token_ids=tuple(self.ids),
+            finish_reason=self.finish.reason.value if self.finish else "",
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            accepted_drafts=self.accepted,
+            logprobs=tuple(self._scores) if self.params.logprobs >= 0 else None,
+            prompt_logprobs=tuple(self._prompt_scores) if self.params.prompt_logprobs >= 0 else None,
+        )
+
+    def _check(self) -> None:
+        if self.finish is not None and self.finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            raise OverdriveError(self.finish.message or "the answer was given up before it was complete")
+
+
+def _entries(tokens: list[int] | tuple[int, ...], scores: TopLogprobs) -> list[TokenLogprob]:
+    columns = (scores.chosen, scores.ranks, scores.top_ids, scores.top)
+    rows = zip(tokens, *(column.tolist() for column in columns), strict=False)
+    return [
+        TokenLogprob(token, chosen, rank, dict(zip(ids, top, strict=True))) for token, chosen, rank, ids, top in rows
+    ]
