@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from overdrive.device.noise import keyed_noise
 from overdrive.device.sampling import Layout, Masks, SamplingState, sample
 from overdrive.types import SamplingParams
 from tests.device.sampling_oracle import adjusted, oracle_draw, probabilities
@@ -161,6 +162,21 @@ def test_hopeless_logits_still_yield_the_lowest_legal_token(name: str, dtype: to
     assert got.item() == 6
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_hopeless_logits_do_not_lift_the_ban_of_min_tokens(temperature: float) -> None:
+    params = SamplingParams(max_tokens=9, temperature=temperature, min_tokens=4, stop_token_ids=(0, 1, 2))
+    assert draw(torch.full((1, 8), -math.inf), params, [5]).item() == 3
+
+
+def test_a_lone_survivor_wins_even_with_the_worst_noise() -> None:
+    position = torch.tensor([71278345])  # seed 0 and token 5 meet one of the 128 hashes that float32 rounds to v = 1
+    assert keyed_noise(torch.tensor(0), position, torch.tensor(5), torch.float32) == -math.inf
+    logits = torch.zeros((1, 8))
+    logits[0, 5] = 9
+    for params in (SamplingParams(max_tokens=9, top_k=1), SamplingParams(max_tokens=9, min_p=0.5)):
+        assert draw(logits, params, positions=position).item() == 5
+
+
 def test_a_grammar_that_leaves_only_a_stop_wins_over_min_tokens() -> None:
     params = SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(3,))
     allowed = torch.zeros((1, 8), dtype=torch.bool)
@@ -196,6 +212,8 @@ def test_readmission_forgets_the_slots_earlier_request() -> None:
     layout = Layout(index, index * 0, index * 0, index)
     logits, drafts = torch.zeros((100, 8), dtype=torch.float64), torch.zeros((100, 0), dtype=torch.int64)
     assert torch.equal(sample(logits, layout, drafts, state), sample(logits, layout, drafts, fresh))
-    state.admit(0, heavy, [5], 1)
-    fresh.admit(0, heavy, [5], 1)
+    repeats = SamplingParams(max_tokens=9, repetition_penalty=5.0, logit_bias=tuple((token, 3.0) for token in range(8)))
+    for prompt in ([1, 2, 3], [4], [5]):
+        state.admit(0, repeats, prompt, len(prompt))
+    fresh.admit(0, repeats, [5], 1)
     assert torch.equal(sample(logits, layout, drafts, state), sample(logits, layout, drafts, fresh))

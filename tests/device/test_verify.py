@@ -73,6 +73,16 @@ def test_rows_without_logits_have_count_0() -> None:
     assert got.tokens.tolist() == [[0, 0, 0], [3, 0, 0], [0, 0, 0]]
 
 
+def test_a_draft_without_logits_behind_it_is_not_accepted() -> None:
+    state = SamplingState(1, 6, torch.float32)
+    state.admit(0, RULES["greedy"], [0], 1)
+    depth = torch.arange(2)
+    layout = Layout(depth * 0, depth * 0, depth, depth + 1)
+    got = verify(torch.eye(6)[[4, 2]], layout, torch.tensor([[4, 2, 5]]), torch.tensor([3]), state)
+    assert got.counts.tolist() == [2]
+    assert got.tokens.tolist() == [[4, 2, 0, 0]]
+
+
 @pytest.mark.parametrize("quality", ["none", "some", "all"])
 def test_accepted_tokens_follow_the_target_distribution(quality: str) -> None:
     params = SamplingParams(max_tokens=9, temperature=1.1, top_p=0.95, seed=11)

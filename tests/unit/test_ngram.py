@@ -106,6 +106,14 @@ def test_admission_forgets_the_slots_earlier_text() -> None:
     assert device.propose([0], [2], 2) == [[9, 1]]
 
 
+def test_a_shorter_text_does_not_find_what_stood_behind_its_end() -> None:
+    device = Slots(1, 2)
+    device.admit(0, [*range(10, 50), 1, 2, 3])
+    assert device.propose([0], [1], 1) == [[]]
+    device.admit(0, [5, 1, 2])
+    assert device.propose([0], [1], 1) == [[]]
+
+
 def test_a_slot_can_fill_to_the_last_position() -> None:
     device = Slots(1, 3)
     device.admit(0, [token % 17 for token in range(MAX_LEN)])
