@@ -8,8 +8,9 @@ import torch
 
 from overdrive.device.cpu.sampling import CpuSampler
 from overdrive.device.cpu.team import Team
-from overdrive.device.sampling import Layout, sample
-from tests.device.sampling_batches import margins, random_batch
+from overdrive.device.sampling import Layout, SamplingState, sample
+from overdrive.types import SamplingParams
+from tests.device.sampling_batches import Batch, margins, random_batch
 from tests.device.test_sampling_rules import RULES
 from tests.device.test_verify import with_seed
 from tests.device.toy_target import VOCAB, naive, speculative
@@ -38,6 +39,31 @@ def test_draws_equal_the_reference_in_float32_but_for_near_ties() -> None:
         drawn, differ = drawn + len(tokens), differ + len(apart)
     print(f"near-ties: {differ} of {drawn}")
     assert differ <= drawn // 200
+
+
+def one_request(params: SamplingParams, logits: torch.Tensor) -> Batch:
+    """The same logits [V] at 2000 positions of one request."""
+    state = SamplingState(1, len(logits), logits.dtype)
+    state.admit(0, params, [0], 1)
+    index = torch.arange(2000)
+    layout = Layout(index * 0, index * 0, index * 0, index)
+    return Batch(logits.expand(2000, -1), layout, torch.zeros((1, 0), dtype=torch.int64), state, None)
+
+
+def test_a_nucleus_may_end_exactly_between_two_values() -> None:
+    logits = torch.where(torch.arange(160) % 2 == 0, 1e-17, 0.0).double()  # all of mass 1: half of them are kept
+    batch = one_request(SamplingParams(max_tokens=9, top_p=0.5), logits)
+    tokens = CpuSampler(160, torch.float64, Team(2))(*batch)
+    assert torch.equal(tokens, sample(*batch))
+    assert (tokens % 2 == 0).all()
+
+
+def test_equal_scores_go_to_the_lower_id() -> None:
+    logits = torch.full((20,), 1e7)  # where float32 counts in ones, so that sums with noise are often equal
+    logits[15] += 1
+    batch = one_request(SamplingParams(max_tokens=9), logits)
+    tokens, expected = CpuSampler(20, torch.float32, Team(2))(*batch), sample(*batch)
+    assert (tokens != expected).sum() <= 2  # logarithms that round to another one
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads() -> None:
