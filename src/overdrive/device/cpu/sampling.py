@@ -47,8 +47,8 @@ class CpuSampler:
         index = masks.index if masks is not None else torch.full_like(layout.rows, -1)
         counts = state.counts
         batch = (logits.to(state.dtype), layout.rows, layout.slots, layout.depths, layout.positions, drafts)
-        reals = (state.reals, state.integers, state.top_p, counts.entry, counts.output, counts.prompt)
-        arrays = (*batch, bits, index, tokens, *reals, state.bias_ids, state.bias, state.stop_ids, *self._scratch)
+        tables = (state.reals, state.integers, state.top_p, counts.entry, counts.output, counts.prompt)
+        arrays = (*batch, bits, index, tokens, *tables, state.bias_ids, state.bias, state.stop_ids, *self._scratch)
         arrays = tuple(array.contiguous() for array in arrays)  # alive until the kernel has returned
         sizes = (len(logits), state.vocab_size, len(state.top_p), drafts.shape[1])
         widths = (state.bias.shape[1], state.stop_ids.shape[1])
