@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, container limits included. Linux first, guesses elsewhere."""
+"""What this process may use of the machine: cores and memory, container limits included. Linux; guesses elsewhere."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class Request:
     """One answer to be generated. `arrival` orders requests; a preempted one keeps its place.
 
     tokens: prompt and committed output. cached_tokens: prompt tokens found in the prefix cache when it first ran.
-    drafted: output tokens that came from accepted drafts. scored: prompt positions whose log-probabilities were given out.
+    drafted: output tokens that came from accepted drafts. offered: drafts verified for it.
+    scored: prompt positions whose log-probabilities were given out.
     """
 
     id: str

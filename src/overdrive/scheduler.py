@@ -86,7 +86,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Forget a finished request, waiting or running; its pages and slot return at once.
 
-        Steps already launched may still hold rows of it: they write only past what was donated, before any later launch.
+        Launched steps may still hold rows of it: they write only past what was donated, before any later launch.
         """
         running = self.running.get(request.id)
         if running is None:
@@ -121,8 +121,8 @@ class Scheduler:
     def _admit_waiting(self) -> None:
         """Admit from the queue's head while slots and pages last.
 
-        A request that shares a longer beginning with a row still computing it than with the cache waits for those pages
-        (the other way it would compute them again); others may pass it. A head that lacks pages holds the queue, so that
+        A request that shares a longer beginning with a row still computing it than with the cache waits for those
+        pages (or it would compute them again); others may pass it. A head that lacks pages holds the queue, so that
         nothing overtakes it for ever.
         """
         if not self.waiting or not self._slots:
@@ -286,7 +286,7 @@ class Scheduler:
         return Step(self._steps, rows, plan, admissions, tuple(entries))
 
     def land(self, step: Step) -> tuple[Running, ...]:
-        """A launched step has arrived: the requests of its rows, no longer counted as in flight, finished ones included."""
+        """A launched step has arrived: its rows' requests, no longer in flight; finished ones are among them."""
         flown = self._flying.pop(step.number)
         for row, running in zip(step.rows, flown, strict=True):
             running.launched -= 1

@@ -39,7 +39,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a request ended. `stop_string` indexes `SamplingParams.stop`, `stop_token` is the id; -1 where it was not that."""
+    """How a request ended. stop_string: index into `SamplingParams.stop`, stop_token: the id; -1 where it was not so."""
 
     reason: FinishReason
     stop_string: int = -1
@@ -51,14 +51,15 @@ class Finish:
 class SamplingParams:
     """How one request draws its tokens, fully resolved (no defaults left to look up, the seed drawn).
 
-    Order of the rules at every position: penalties, `logit_bias`, `min_tokens`, grammar mask, temperature, top-k, top-p,
-    min-p, then the argmax of logit / temperature + keyed noise. Ties go to the lower token id.
+    Order of the rules at every position: penalties, `logit_bias`, `min_tokens`, grammar mask, temperature, top-k,
+    top-p, min-p, then the argmax of logit / temperature + keyed noise. Ties go to the lower token id.
 
     max_tokens: most output tokens, at least 1.
     min_tokens: `stop_token_ids` cannot be drawn, and stop strings do not count, before this many output tokens exist.
     temperature: 0 is greedy (the argmax of the adjusted logits, no noise).
     top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
-    presence_penalty, frequency_penalty: over output tokens. repetition_penalty: over prompt and output tokens, 1 is off.
+    presence_penalty, frequency_penalty: over output tokens, 0 is off.
+    repetition_penalty: over prompt and output tokens, 1 is off.
     logit_bias: (token id, bias) pairs.
     seed: keys the noise together with position and token id.
     stop_token_ids: every id that ends the answer, the model's own end tokens included unless `ignore_eos`.
@@ -110,7 +111,7 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a step speculates: the only carrier of that decision. `drafts` is K, the most any row drafts (0 is plain)."""
+    """What a step speculates: the only carrier of that decision. drafts: K, the most any row drafts; 0 is plain."""
 
     drafts: int
     why: Why
@@ -118,7 +119,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request's part of a step: positions `computed .. computed + known + drafts` of its slot, as the device counts.
+    """One request's part of a step: positions from its slot's `computed` on, `known + drafts` of them.
 
     known: tokens fed whose ids are decided (a prefill chunk's, or the one newest token of a decode row).
     drafts: draft positions reserved behind them; the drafter may fill fewer.
@@ -205,7 +206,7 @@ class Outcome:
     counts: [rows] int64; accepted drafts plus one for rows that emit, else 0.
     offered: [rows] int64; drafts that the drafter really offered (at most Row.drafts).
     logprobs: per row, for rows that asked: covers `tokens[r, :counts[r]]`.
-    prompt_logprobs: per row, for rows that asked: covers known positions of this step, shifted to the token each predicts.
+    prompt_logprobs: per row, for rows that asked: the prompt tokens that this step's known positions predict.
     seconds: device time of the draft, forward, accept and absorb launches.
     """
 

@@ -1,7 +1,7 @@
 """A stream that makes progress at random moments, and a host buffer that is poison until its event.
 
-Finds, without a device, what only a device would show: a host that reads too early, or a launch that reads what the host
-has changed meanwhile.
+Finds, without a device, what only a device would show: a host that reads too early, or a launch that reads what the
+host has changed meanwhile.
 """
 
 from __future__ import annotations

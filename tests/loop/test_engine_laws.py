@@ -1,4 +1,4 @@
-"""The promises on a real model in float64: the text is that of one-token-at-a-time generation, whatever the engine does."""
+"""The promises on a real model in float64: one token at a time gives the same text, whatever the engine does."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check(b: Bench, requests: list[Request]) -> None:
 
 @pytest.mark.parametrize("block", range(8))
 def test_text_does_not_depend_on_anything_the_engine_decides(block: int) -> None:
-    """Random K, drafters, pages, chunks, batch mates, lookahead, caching, preemption and lateness, all sampling rules."""
+    """Random K, drafters, pages, chunks, batch mates, lookahead, caching, preemption, lateness; all sampling rules."""
     for seed in range(block * 10, block * 10 + 10):
         rng = random.Random(seed)
         b = tiny_bench(

@@ -1,7 +1,7 @@
 """A target model without tensors: the next token is a hash of the tokens that stand in the row's pages.
 
-It reads tokens back from pages, as attention reads keys, so a wrong page, a page given away too early or a bound that is
-too small changes the text or trips an assertion. `oracle` is the same model one token at a time, without pages.
+It reads tokens back from pages, as attention reads keys, so a wrong page, a page given away too early or a bound that
+is too small changes the text or trips an assertion. `oracle` is the same model one token at a time, without pages.
 """
 
 from __future__ import annotations

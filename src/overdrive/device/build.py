@@ -43,7 +43,7 @@ class CpuDevice:
 
     team: Team
     lookahead: int
-    torch_device: torch.device = torch.device("cpu")
+    torch_device: torch.device
 
     @property
     def threads(self) -> int:
@@ -74,4 +74,4 @@ def open_device(options: DeviceOptions) -> CpuDevice:
     """The device that the options mean. Host work overlaps only where asked: on few cores it fights for them."""
     threads = options.threads or usable_cores()
     torch.set_num_threads(threads)
-    return CpuDevice(Team(threads), 1 if options.overlap == "on" else 0)
+    return CpuDevice(Team(threads), 1 if options.overlap == "on" else 0, torch.device("cpu"))

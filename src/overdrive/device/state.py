@@ -39,8 +39,8 @@ class SlotState:
     def advance(self, slots: Tensor, known: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Accepted tokens become known: `tokens[r, :counts[r]]` follow in `slots[r]`.
 
-        slots, known, counts: [R] int64. tokens: [R, K+1] int64. The KV of the known tokens and of the accepted drafts is
-        stored; that of the newest token is not, and what a refused draft wrote is written over by the next step.
+        slots, known, counts: [R] int64. tokens: [R, K+1] int64. The KV of the known tokens and of the accepted drafts
+        is stored; that of the newest token is not, and what a refused draft wrote is written over by the next step.
         """
         depth = torch.arange(tokens.shape[1], device=tokens.device)
         new = depth < counts.unsqueeze(1)  # [R, K+1]

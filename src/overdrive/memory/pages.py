@@ -15,9 +15,9 @@ SCRATCH = 0
 class PagePool:
     """Pages `1 .. n_pages - 1`, each free, held (by one row or several) or idle.
 
-    An idle page is held by nobody but still named by the prefix cache. Idle pages are the cache's memory and the pool's
-    reserve at once: `take` uses free pages first and then the longest-idle one, telling `forget` before it is reused. So
-    the cache needs no size of its own, and nothing is evicted before its memory is wanted.
+    An idle page is held by nobody but still named by the prefix cache. Idle pages are the cache's memory and the
+    pool's reserve at once: `take` uses free pages first and then the longest-idle one, telling `forget` before it is
+    reused. So the cache needs no size of its own, and nothing is evicted before its memory is wanted.
 
     One device stream orders everything: a page released here can only be written again by a later launch, so releasing
     a page that a launched step still reads or writes is safe.
@@ -104,7 +104,7 @@ class PagePool:
         return self._free.pop()
 
     def check(self, held: Iterable[int]) -> None:
-        """Raise AssertionError unless the counts equal `held` (one entry per holder) exactly. For tests and soak runs."""
+        """Raise AssertionError unless the holders are exactly `held` (one entry per holder). For tests and soak runs."""
         counts = [0] * self.n_pages
         for page in held:
             counts[page] += 1

@@ -13,15 +13,11 @@ class DraftCounts:
     """
 
     def __init__(self, max_drafts: int) -> None:
-        self.reached = np.zeros(max_drafts + 1, np.int64)
-        self.accepted = np.zeros(max_drafts + 1, np.int64)
-        self.rounds = 0
-        self.tokens = 0
+        self.reached = np.zeros(max_drafts, np.int64)
+        self.accepted = np.zeros(max_drafts, np.int64)
 
     def add(self, offered: int, accepted: int) -> None:
         """One row's step: `offered` drafts, of which the first `accepted` were right."""
-        self.rounds += 1
-        self.tokens += accepted + 1
         if offered:
             self.reached[: min(offered, accepted + 1)] += 1
             self.accepted[:accepted] += 1
