@@ -24,6 +24,13 @@ def assert_alike(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
+def test_embedding_is_that_of_torch(ops: CpuOps, width: int, rows: int) -> None:
+    ids, table = torch.randint(50, (rows,)), torch.randn(50, width)
+    assert torch.equal(ops.embed(ids, table), TorchOps().embed(ids, table))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_norm_is_that_of_torch(ops: CpuOps, width: int, rows: int) -> None:
     x, weight = torch.randn(rows, width) * 3, torch.randn(width)
     assert_alike(ops.rms_norm(x, weight, 1e-5), TorchOps().rms_norm(x, weight, 1e-5))

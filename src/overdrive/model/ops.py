@@ -1,4 +1,4 @@
-"""The element-wise parts of a decoder layer, behind one interface, and their plain torch form.
+"""The element-wise parts of a decoder, behind one interface, and their plain torch form.
 
 A device may bring its own `Ops`; `TorchOps` runs everywhere, in any dtype, and is what the others are compared with.
 """
@@ -13,7 +13,11 @@ from torch import Tensor
 
 
 class Ops(Protocol):
-    """What a decoder layer needs beside matrix products and attention. T tokens, D the head width, F the MLP width."""
+    """What a decoder needs beside matrix products and attention. T tokens, D the head width, F the MLP width."""
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows `ids` [T] int64 of `table` [V, H], a new [T, H]."""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / rms(x) * weight over the last dimension; x is [T, H] or [T, heads, D], not necessarily contiguous."""
@@ -37,6 +41,9 @@ class Ops(Protocol):
 
 class TorchOps:
     """`Ops` in plain torch. Norms accumulate in float32 or better, as the reference implementations do."""
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)

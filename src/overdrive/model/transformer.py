@@ -103,7 +103,7 @@ class Transformer:
         taps: layer indices in ascending order, counted by *input* (the number of layers names the last one's output).
         """
         ops, eps = self._ops, self.config.norm_eps
-        residual = F.embedding(batch.ids, self._embedding)  # [T, H], a fresh tensor that the layers update in place
+        residual = ops.embed(batch.ids, self._embedding)  # [T, H], a fresh tensor that the layers update in place
         tapped = []
         x = ops.rms_norm(residual, self._norms[0], eps)
         for index, layer in enumerate(self._layers):

@@ -58,7 +58,10 @@ class PagedAttention:
 
 
 class PreparedAttention:
-    """Attention over one batch: which tiles there are, and whether blocks are tasks. Valid as long as the batch."""
+    """Attention over one batch: which tiles there are, and whether blocks are tasks. Valid as long as the batch.
+
+    parts: room for the results of blocks that are tasks of their own, a power of two; 0 when none are.
+    """
 
     def __init__(self, attention: PagedAttention, batch: Batch, heads: int, kv_heads: int) -> None:
         self._owner = attention
@@ -67,7 +70,8 @@ class PreparedAttention:
         self._tile = max(1, QUERIES // self._group)
         capacity = -(-self._tile * self._group // TALL) * TALL
         self._layout = Layout(attention._dims, capacity)
-        self._parts = self._count_parts()
+        self._covered = int(batch.offsets.numpy()[-1])
+        self.parts = self._count_parts()
 
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, window: int = 0) -> Tensor:
         """See `PagedAttention.attend`."""
@@ -75,9 +79,11 @@ class PreparedAttention:
         if q.stride()[1:] != (dims, 1) or q.dtype != torch.float32 or dims != self._owner._dims:
             raise OverdriveError(f"queries must be [T, heads, {self._owner._dims}] float32, heads next to each other")
         batch, layout, team = self._batch, self._layout, self._owner._team
-        out = torch.zeros((tokens, heads * dims))
-        scratch = team.scratch(team.threads * layout.scratch + self._parts * layout.part)
-        parts = scratch + team.threads * layout.scratch if self._parts else 0
+        out = team.empty(tokens, heads * dims)
+        if self._covered < tokens:
+            out[self._covered :] = 0
+        scratch = team.scratch(team.threads * layout.scratch + self.parts * layout.part)
+        parts = scratch + team.threads * layout.scratch if self.parts else 0
         arguments = (
             q.data_ptr(), 4 * q.stride(0), batch.positions.data_ptr(), batch.offsets.data_ptr(),
             batch.page_table.data_ptr(), 4 * batch.page_table.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
@@ -90,7 +96,7 @@ class PreparedAttention:
         return out
 
     def _count_parts(self) -> int:
-        """At least as many parts as blocks become tasks; 0 when there are tasks enough without."""
+        """How many blocks there are at most, where there are too few tasks otherwise."""
         offsets, positions = self._batch.offsets.numpy(), self._batch.positions.numpy()
         tiles = -(-np.diff(offsets) // self._tile)
         full = tiles > 0
@@ -98,4 +104,5 @@ class PreparedAttention:
         if not tasks or tasks >= TASKS_PER_THREAD * self._owner._team.threads:
             return 0
         blocks = positions[offsets[1:][full] - 1] // BLOCK + 1  # of each row, up to its last token
-        return int((tiles[full] * blocks).sum()) * self._kv_heads if blocks.max() > 1 else 0
+        parts = int((tiles[full] * blocks).sum()) * self._kv_heads
+        return 1 << (parts - 1).bit_length() if blocks.max() > 1 else 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from overdrive.device.cpu.elementwise_kernels import ROWS, gate_kernel, norm_kernel, rope_kernel
+from overdrive.device.cpu.elementwise_kernels import ROWS, embed_kernel, gate_kernel, norm_kernel, rope_kernel
 from overdrive.device.cpu.team import Call, Team
 
 
@@ -17,13 +16,23 @@ class CpuOps:
     """
 
     def __init__(self, team: Team) -> None:
+        self._team = team
+        self._embed = Call(team, embed_kernel(), "q" * 5)
         self._norm = Call(team, norm_kernel(), "q" * 10 + "d")
         self._rope = Call(team, rope_kernel(), "q" * 11)
         self._gate = Call(team, gate_kernel(), "q" * 5)
 
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows `ids` [T] int64 of `table` [V, H], contiguous float32; a new [T, H]."""
+        tokens, width = len(ids), table.shape[1]
+        out = self._team.empty(tokens, width)
+        call = self._embed if tokens > ROWS else self._embed.alone
+        call(ids.data_ptr(), tokens, table.data_ptr(), out.data_ptr(), width)
+        return out
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [T, H] or [T, heads, D] over its last dimension; a new contiguous tensor of the same shape."""
-        out = torch.empty(x.shape)
+        out = self._team.empty(*x.shape)
         inner, inner_stride = (1, 0) if x.dim() == 2 else (x.shape[1], 4 * x.stride(1))
         call = self._norm if len(x) > ROWS else self._norm.alone
         call(
@@ -35,7 +44,7 @@ class CpuOps:
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """residual += x [T, H], in place; returns the norm of the sum."""
         rows, width = x.shape
-        out = torch.empty((rows, width))
+        out = self._team.empty(rows, width)
         call = self._norm if rows > ROWS else self._norm.alone
         call(
             x.data_ptr(), rows, 1, 4 * x.stride(0), 0, residual.data_ptr(), 4 * residual.stride(0),
@@ -54,7 +63,7 @@ class CpuOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for gate_up [T, 2 F] = (gate, up); a new [T, F]."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width))
+        out = self._team.empty(rows, width)
         call = self._gate if rows > ROWS else self._gate.alone
         call(gate_up.data_ptr(), 4 * gate_up.stride(0), out.data_ptr(), rows, width)
         return out

@@ -84,6 +84,23 @@ def add_row(context, residual, x, width):
 
 
 @intrinsic
+def copy_row(context, x, out, width):
+    """out = x."""
+
+    def emit(context, b, signature, arguments):
+        x, out, width = arguments
+
+        def body(read: Read, write: Write, _: list[Value]) -> list[Value]:
+            write(read(x), out)
+            return []
+
+        _along(b, width, [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+@intrinsic
 def norm_row(context, x, weight, out, width, eps):
     """out = x / sqrt(mean(x^2) + eps) * weight."""
 
@@ -146,6 +163,23 @@ def gate_row(context, gate, up, out, width):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), emit
+
+
+def embed_kernel() -> CFunc:
+    """Rows of a table by their numbers."""
+    source = SOURCE
+
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
+        source  # noqa: B018  (makes the source part of the cache key)
+        ids, tokens, table, out, width = load_ints(a + 8, 5)
+        task = take(a)
+        while task * ROWS < tokens:
+            for t in range(task * ROWS, min(tokens, task * ROWS + ROWS)):
+                copy_row(table + 4 * width * load_int(ids + 8 * t), out + 4 * width * t, width)
+            task = take(a)
+
+    return kernel
 
 
 def norm_kernel() -> CFunc:

@@ -53,7 +53,7 @@ class PackedLinear:
         if inputs != self.packed.inputs or x.dtype != torch.float32:
             raise OverdriveError(f"linear takes [T, {self.packed.inputs}] float32, got {tuple(x.shape)} {x.dtype}")
         x = x if x.stride(1) == 1 else x.contiguous()
-        y = torch.empty((rows, self.packed.outputs))
+        y = self._kernels.team.empty(rows, self.packed.outputs)
         if 0 < rows <= FEW_ROWS:
             self._launch(self._few, x.data_ptr(), y, rows, 4 * x.stride(0), 0, 0)
         elif rows:

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from overdrive.device.cpu.fingerprint import SOURCE
 from overdrive.device.cpu.lanes import Builder, Value, i32, i64, integer
-from overdrive.device.cpu.memory import load_int, store_int
+from overdrive.device.cpu.memory import load_int, load_ints, store_int
 
 # Places in the shared block, in bytes; what different threads write stands in different cache lines.
 GENERATION, OPEN, KERNEL, ARGUMENTS, ACTIVE, PARKED, STOP = 0, 64, 72, 80, 128, 192, 256
@@ -164,10 +164,10 @@ def worker() -> CFunc:
 
 
 def runner() -> CFunc:
-    """`run(shared, program, count)`: `count` kernels in order, each on everyone who comes.
+    """`run(shared, program, count)`: `count` kernels in order, each on everyone who comes or on the caller alone.
 
-    program: a pair of words for each kernel: its address and that of its arguments, whose first word, the counter by
-    which the work is divided, starts at zero.
+    program: three words for each kernel: its address, that of its arguments, whose first word, the counter by which the
+    work is divided, starts at zero, and whether the workers may come.
     """
     source = SOURCE
 
@@ -175,8 +175,11 @@ def runner() -> CFunc:
     def run(shared, program, count):
         source  # noqa: B018
         for i in range(count):
-            kernel, arguments = load_int(program + 16 * i), load_int(program + 16 * i + 8)
+            kernel, arguments, together = load_ints(program + 24 * i, 3)
             store_int(arguments, 0)
+            if not together:
+                call(kernel, arguments, 0)
+                continue
             store_int(shared + KERNEL, kernel)
             store_int(shared + ARGUMENTS, arguments)
             write(shared + OPEN, 1)

@@ -1,0 +1,170 @@
+"""A forward pass on the CPU, recorded once per shape and then run in one native call.
+
+The Python between the kernels of a small model's step costs as much as several layers, and every return from a kernel
+has to win the interpreter lock back from the host's thread. So the first pass of a shape notes its kernels and argument
+blocks, with the batch in memory that stays and results in memory of the recording's own; later passes copy the batch
+there and run the list. It is what a CUDA graph is on a GPU.
+
+Whatever torch itself computes inside a pass would be missing from the list. The first recording is watched for that,
+and a model that needs torch for more than views is run as it is written. (Functions are watched rather than operators:
+torch's watch over operators imports its compiler, which takes more than a second.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from overdrive.device.batch import Batch
+from overdrive.device.cpu.team import Team
+
+RECORDED_TOKENS = 64  # batches up to this size; in larger ones Python does not count
+PROGRAMS = 128  # shapes remembered
+
+
+_HARMLESS = frozenset(
+    (Tensor.view, Tensor.split_with_sizes, Tensor.stride, Tensor.size, Tensor.dim, Tensor.data_ptr, Tensor.numpy)
+) | {Tensor.__len__}
+"""Functions that compute nothing: views of a tensor and questions about it; and attributes."""
+
+
+class NotRecordable(Exception):
+    """The pass computes something with torch."""
+
+
+class Arena:
+    """Float32 memory that is used again as soon as no tensor refers to it, and never given back."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        size = int(np.prod(shape))
+        room = 1 << max(10, (size - 1).bit_length())
+        free = self._free.setdefault(room, [])
+        buffer = free.pop() if free else np.empty(room, dtype=np.float32)
+        # torch keeps this very view alive as long as any tensor shares the storage.
+        view = buffer[:size].reshape(shape)
+        weakref.finalize(view, free.append, buffer).atexit = False
+        return torch.from_numpy(view)
+
+
+class StaticBatch:
+    """Memory that stays, into which batches are copied."""
+
+    def __init__(self, tokens: int, rows: int, pages: int) -> None:
+        self.pages = pages
+        self.rows = rows
+        self._ids, self._positions, self._rows, self._writes = torch.zeros((4, tokens), dtype=torch.int64)
+        self._offsets = torch.zeros(rows + 1, dtype=torch.int64)
+        self._table = torch.zeros((rows, pages), dtype=torch.int32)
+
+    def fill(self, batch: Batch) -> Batch:
+        """The same batch in this memory."""
+        tokens, (rows, pages) = len(batch.ids), batch.page_table.shape
+        return Batch(
+            ids=self._ids[:tokens].copy_(batch.ids),
+            positions=self._positions[:tokens].copy_(batch.positions),
+            rows=self._rows[:tokens].copy_(batch.rows),
+            offsets=self._offsets[: rows + 1].copy_(batch.offsets),
+            page_table=self._table[:rows, :pages].copy_(batch.page_table),
+            writes=self._writes[:tokens].copy_(batch.writes),
+            wanted=batch.wanted,
+        )
+
+
+class Recording:
+    """Notes one pass (it is a `Recorder` of the team) and can run it again."""
+
+    def __init__(self, team: Team, arena: Arena) -> None:
+        self._team = team
+        self._arena = arena
+        self._words: list[tuple[int, int, int]] = []
+        self._blocks: list[ctypes.Array[ctypes.c_char]] = []
+
+    def note(self, kernel: int, arguments: bytes, together: bool) -> None:
+        block = ctypes.create_string_buffer(arguments, len(arguments))
+        self._blocks.append(block)
+        self._words.append((kernel, ctypes.addressof(block), int(together)))
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        return self._arena.empty(shape)
+
+    def make(self, forward: Callable[[], Tensor]) -> Tensor:
+        """Run the pass and note it."""
+        with self._team.recorded(self):
+            self._result = forward()
+        self._program = np.array(self._words, dtype=np.int64)
+        return self._result
+
+    def run(self) -> Tensor:
+        """The pass again, over what stands in the static batch now; the result lies where it lay before."""
+        self._team.run(self._program.ctypes.data, len(self._program))
+        return self._result
+
+
+class Watch(TorchFunctionMode):
+    """Raises NotRecordable where torch would compute something."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in _HARMLESS or getattr(func, "__name__", "") == "__get__":
+            return func(*args, **(kwargs or {}))
+        raise NotRecordable(f"the pass computes {func} with torch")
+
+
+class RecordedForward:
+    """forward(batch), from recordings where there are some. Results are good until the next call.
+
+    forward: the pass as it is written. shape: what beside the numbers of tokens and rows decides which kernels it runs.
+    """
+
+    def __init__(self, forward: Callable[[Batch], Tensor], shape: Callable[[Batch], Hashable], team: Team) -> None:
+        self._forward = forward
+        self._shape = shape
+        self._team = team
+        self._arena = Arena()
+        self._static = StaticBatch(RECORDED_TOKENS, RECORDED_TOKENS, 64)
+        self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._recordable = True
+        self._watched = False
+
+    def __call__(self, batch: Batch) -> Tensor:
+        tokens, rows = len(batch.ids), len(batch.page_table)
+        if not self._recordable or not 0 < tokens <= RECORDED_TOKENS or rows > RECORDED_TOKENS:
+            return self._forward(batch)
+        if batch.page_table.shape[1] > self._static.pages:
+            self._widen(batch.page_table.shape[1])
+        key = tokens, rows, self._shape(batch)
+        static = self._static.fill(batch)
+        if key in self._recordings:
+            self._recordings.move_to_end(key)
+            return self._recordings[key].run()
+        return self._record(key, static)
+
+    def _record(self, key: Hashable, static: Batch) -> Tensor:
+        recording = Recording(self._team, self._arena)
+        try:
+            with nullcontext() if self._watched else Watch():
+                result = recording.make(lambda: self._forward(static))
+        except NotRecordable:
+            self._recordable = False
+            return self._forward(static)
+        self._watched = True
+        self._recordings[key] = recording
+        if len(self._recordings) > PROGRAMS:
+            self._recordings.popitem(last=False)
+        return result
+
+    def _widen(self, pages: int) -> None:
+        """Rows have grown beyond the static page table; recordings name the old one."""
+        self._recordings.clear()
+        self._static = StaticBatch(RECORDED_TOKENS, RECORDED_TOKENS, 2 * pages)
