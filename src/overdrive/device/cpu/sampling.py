@@ -48,8 +48,8 @@ class CpuSampler:
         counts = state.counts
         batch = (logits.to(state.dtype), layout.rows, layout.slots, layout.depths, layout.positions, drafts)
         tables = (state.reals, state.integers, state.top_p, counts.entry, counts.output, counts.prompt)
-        arrays = (*batch, bits, index, tokens, *tables, state.bias_ids, state.bias, state.stop_ids, *self._scratch)
-        arrays = tuple(array.contiguous() for array in arrays)  # alive until the kernel has returned
+        tensors = (*batch, bits, index, tokens, *tables, state.bias_ids, state.bias, state.stop_ids, *self._scratch)
+        arrays = [tensor.contiguous() for tensor in tensors]  # alive until the kernel has returned
         sizes = (len(logits), state.vocab_size, len(state.top_p), drafts.shape[1])
         widths = (state.bias.shape[1], state.stop_ids.shape[1])
         call = self._call if len(logits) > 1 else self._call.alone  # one logit row: nothing to share out
