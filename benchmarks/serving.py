@@ -3,8 +3,8 @@
 Run: PYTHONPATH=src python benchmarks/serving.py [--prompts FILE] [--repeats 3] [--arms k0 ngram3 overlap transformers]
 
 Every arm is a process of its own that loads once and then answers the same prompts when its turn comes, one arm at a
-time (A B C A B C ...). Greedy, a fixed number of new tokens, end tokens ignored so that all arms write equally much; the
-time includes the prompts. The first round of every arm is a warm-up and is not counted. Ratios are of medians.
+time (A B C A B C ...). Greedy, a fixed number of new tokens, end tokens ignored so that all arms write equally much;
+the time includes the prompts. The first round of every arm is a warm-up and is not counted. Ratios are of medians.
 Prompts: --prompts is Spec-Bench's question.jsonl; without it a few chat prompts of this file are used.
 """
 

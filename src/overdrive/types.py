@@ -39,7 +39,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a request ended. stop_string: index into `SamplingParams.stop`, stop_token: the id; -1 where it was not so."""
+    """How a request ended. stop_string: index into `SamplingParams.stop`, stop_token: the id; -1 for neither."""
 
     reason: FinishReason
     stop_string: int = -1

@@ -104,7 +104,7 @@ class PagePool:
         return self._free.pop()
 
     def check(self, held: Iterable[int]) -> None:
-        """Raise AssertionError unless the holders are exactly `held` (one entry per holder). For tests and soak runs."""
+        """Raise AssertionError unless the holders are exactly `held`, one entry per holder. For tests and soak runs."""
         counts = [0] * self.n_pages
         for page in held:
             counts[page] += 1

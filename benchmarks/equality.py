@@ -1,0 +1,188 @@
+"""Promise 1 on a real model: is SmolLM2's text the same whatever the engine does?
+
+Run: PYTHONPATH=src python benchmarks/equality.py --prompts question.jsonl [--count 40] [--new 48] [--precision auto]
+
+The same prompts, half greedy and half sampled, are answered under every arm: K = 0, 1, 3, 5, 7 and random every step,
+alone and with batch mates, pages of 4/16/64, chunks of 16/128, overlap on and off, prefix cache on and off, too few pages
+for all (forced preemption). Each answer is compared with the first arm's (K = 0, one request at a time). A difference
+counts as a near-tie when, at the first differing token, the scores of the two tokens (logit / temperature + noise) are
+closer than 1e-4; the scores are computed anew from the text before it. Everything is printed; the exit code is 1 if a
+difference is no near-tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from overdrive.config import (
+    DeviceOptions,
+    DraftOptions,
+    EngineOptions,
+    MemoryOptions,
+    ModelOptions,
+    SchedulerOptions,
+)
+from overdrive.device.attention.reference import PagedKV, ReferenceAttention
+from overdrive.device.batch import Batch
+from overdrive.device.noise import keyed_noise
+from overdrive.engine import Engine, build
+from overdrive.model.weights import load
+from overdrive.policy.controller import Controller, FixedDrafts, LoadView
+from overdrive.text import open_text
+from overdrive.types import Plan, SamplingParams, Why
+
+NEAR = 1e-4
+MAX_LEN = 2048
+
+
+class RandomDrafts:
+    """Another K every step."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def choose(self, view: LoadView) -> Plan:
+        return Plan(self._rng.choice([0, 1, 3, 5, 7]), Why(rule="random"))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run the engine. rows: requests at once. kv_tokens: 0 is plenty."""
+
+    name: str
+    controller: Controller = field(default_factory=lambda: FixedDrafts(0))
+    rows: int = 8
+    page: int = 16
+    chunk: int = 128
+    overlap: str = "off"
+    cached: bool = True
+    kv_tokens: int = 0
+
+
+ARMS = [
+    Arm("alone, K=0", rows=1),
+    *(Arm(f"8 at once, K={k}", FixedDrafts(k)) for k in (0, 1, 3, 5, 7)),
+    Arm("8 at once, K random", RandomDrafts(1)),
+    Arm("40 at once, K=3", FixedDrafts(3), rows=40),
+    Arm("pages of 4, chunks of 16, K=3", FixedDrafts(3), page=4, chunk=16),
+    Arm("pages of 64, K random", RandomDrafts(2), page=64),
+    Arm("overlap, K=3", FixedDrafts(3), overlap="on"),
+    Arm("overlap, K random, chunks of 16", RandomDrafts(3), overlap="on", chunk=16),
+    Arm("no prefix cache, K=5", FixedDrafts(5), cached=False),
+    Arm("preempted, K random", RandomDrafts(4), rows=24, kv_tokens=2304),
+]
+
+
+def params_of(index: int, new: int) -> SamplingParams:
+    """Even prompts greedy, odd ones sampled in several ways."""
+    if index % 2 == 0:
+        return SamplingParams(max_tokens=new, temperature=0.0)
+    top_p, top_k, penalty = [(1.0, 0, 0.0), (0.9, 0, 0.0), (1.0, 40, 0.5), (0.95, 50, 0.0)][index // 2 % 4]
+    return SamplingParams(
+        max_tokens=new, temperature=0.8, top_p=top_p, top_k=top_k, frequency_penalty=penalty, seed=1000 + index
+    )
+
+
+def answer_all(arm: Arm, prompts: list[list[int]], new: int, precision: str) -> tuple[list[list[int]], Engine]:
+    options = EngineOptions(
+        model=ModelOptions(max_model_len=MAX_LEN, precision=precision),
+        memory=MemoryOptions(page_size=arm.page, kv_tokens=arm.kv_tokens or 64 * 1024, prefix_cache=arm.cached),
+        scheduler=SchedulerOptions(max_rows=arm.rows, chunk=arm.chunk),
+        draft=DraftOptions(draft="ngram", drafts=7, ngram_min=2),
+        device=DeviceOptions(overlap=arm.overlap),
+    )
+    engine = build("smollm2", options, lambda *_: None, arm.controller)
+    requests = [engine.submit(str(i), prompt, params_of(i, new)) for i, prompt in enumerate(prompts)]
+    while not engine.idle:
+        engine.advance()
+    engine.close()
+    return [list(request.output) for request in requests], engine
+
+
+class Judge:
+    """Scores of two tokens after a text, computed from nothing with the reference attention."""
+
+    def __init__(self, precision: str) -> None:
+        options = ModelOptions(max_model_len=MAX_LEN, precision="float32")
+        self._loaded = load("smollm2", options, torch.device("cpu"), lambda *_: None)
+
+    @torch.inference_mode()
+    def gap(self, tokens: list[int], params: SamplingParams, ids: tuple[int, int]) -> float:
+        """|score of one - score of the other| for the token after `tokens`; penalties cancel but for equal counts."""
+        config, model = self._loaded.config, self._loaded.transformer
+        count = len(tokens)
+        kv = PagedKV.allocate(config, 2, MAX_LEN, torch.float32)
+        places = torch.arange(count)
+        batch = Batch(
+            ids=torch.tensor(tokens),
+            positions=places,
+            rows=torch.zeros(count, dtype=torch.int64),
+            offsets=torch.tensor([0, count]),
+            page_table=torch.tensor([[1]], dtype=torch.int32),
+            writes=MAX_LEN + places,
+            wanted=places[-1:],
+        )
+        hidden = model.forward(batch, ReferenceAttention(kv, batch, config)).final
+        logits = model.logits(hidden[-1:])[0]
+        pair = torch.tensor(ids)
+        scores = logits[pair].double()
+        if params.temperature == 0:
+            return float((scores[0] - scores[1]).abs())
+        where = torch.tensor([count])
+        noise = keyed_noise(torch.tensor([params.seed]), where, pair.unsqueeze(0), torch.float32)[0]
+        scores = scores / params.temperature + noise
+        return float((scores[0] - scores[1]).abs())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--precision", default="auto")
+    args = parser.parse_args()
+    rows = [json.loads(line) for line in args.prompts.read_text().splitlines()]
+    rows = [row for row in rows if len(row["turns"][0]) < 2500]
+    step = max(1, len(rows) // args.count)
+    texts = [row["turns"][0] for row in rows[::step]][: args.count]
+    _, first_engine = answer_all(ARMS[0], [[1, 2]], 1, args.precision)
+    tokenizer, template = open_text(Path(first_engine.info.source), ModelOptions())
+    prompts = [tokenizer.encode(template.render([{"role": "user", "content": text}]), False) for text in texts]
+    print(f"{len(prompts)} prompts, {sum(map(len, prompts))} prompt tokens, {args.new} new each, {args.precision}")
+    judge = Judge(args.precision)
+    wrong = 0
+    base: list[list[int]] = []
+    for arm in ARMS:
+        started = time.perf_counter()
+        answers, engine = answer_all(arm, prompts, args.new, args.precision)
+        base = base or answers
+        equal, ties = 0, []
+        for i, (found, meant) in enumerate(zip(answers, base, strict=True)):
+            if found == meant:
+                equal += 1
+                continue
+            at = next(j for j, (a, b) in enumerate(zip(found, meant, strict=True)) if a != b)
+            ties.append(judge.gap([*prompts[i], *meant[:at]], params_of(i, args.new), (found[at], meant[at])))
+        bad = sum(gap > NEAR for gap in ties)
+        wrong += bad
+        stats = engine.stats()
+        gaps = " ".join(f"{gap:.1e}" for gap in ties)
+        print(
+            f"{arm.name:>34}: {equal} equal, {len(ties) - bad} near-ties, {bad} WRONG {gaps} | "
+            f"{time.perf_counter() - started:.0f} s, {sum(stats.accepted)} drafts accepted, "
+            f"{stats.preemptions} preemptions",
+            flush=True,
+        )
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
