@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overdrive.commit import Delta
@@ -98,7 +99,7 @@ class Answer:
             raise OverdriveError(self.finish.message or "the answer was given up before it was complete")
 
 
-def _entries(tokens: list[int] | tuple[int, ...], scores: TopLogprobs) -> list[TokenLogprob]:
+def _entries(tokens: Sequence[int], scores: TopLogprobs) -> list[TokenLogprob]:
     columns = (scores.chosen, scores.ranks, scores.top_ids, scores.top)
     rows = zip(tokens, *(column.tolist() for column in columns), strict=False)
     return [

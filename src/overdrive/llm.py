@@ -110,7 +110,7 @@ class LLM:
         what is not given.
         Raises BadRequest, which names the parameter, before anything runs.
         """
-        given = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else prompts
+        given: Any = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else prompts
         ids = [self._encode(prompt, index, add_special_tokens) for index, prompt in enumerate(given)]
         return self._run(self._answers(ids, "prompts", each, parameters))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
 from overdrive.policy.controller import Controller
@@ -30,16 +30,19 @@ class Flight(Protocol):
         ...
 
 
-class Runner(Protocol):
-    """Runs steps on a device: four launches, none of them awaited."""
+F = TypeVar("F", bound=Flight)
 
-    def draft(self, step: Step) -> Flight: ...
 
-    def forward(self, flight: Flight) -> None: ...
+class Runner(Protocol[F]):
+    """Runs steps on a device: four launches, none of them awaited. `F` is what it calls a launched step."""
 
-    def accept(self, flight: Flight) -> None: ...
+    def draft(self, step: Step) -> F: ...
 
-    def absorb(self, flight: Flight) -> None: ...
+    def forward(self, flight: F, /) -> None: ...
+
+    def accept(self, flight: F, /) -> None: ...
+
+    def absorb(self, flight: F, /) -> None: ...
 
     def recover(self) -> None:
         """Make the device usable again after a failed launch; slot contents may be lost."""
@@ -57,7 +60,7 @@ class LoopTimes:
     settled: float = 0.0
 
 
-class Loop:
+class Loop(Generic[F]):
     """Advances every request by steps.
 
     lookahead: how many launched steps may be unsettled when a step's turn ends. 1 overlaps the host's work with the
@@ -65,7 +68,7 @@ class Loop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, controller: Controller, runner: Runner, committer: Committer, lookahead: int
+        self, scheduler: Scheduler, controller: Controller, runner: Runner[F], committer: Committer, lookahead: int
     ) -> None:
         self.times = LoopTimes()
         self._scheduler = scheduler
@@ -73,7 +76,7 @@ class Loop:
         self._runner = runner
         self._committer = committer
         self._lookahead = lookahead
-        self._pending: deque[Flight] = deque()
+        self._pending: deque[F] = deque()
 
     @property
     def idle(self) -> bool:
@@ -102,7 +105,7 @@ class Loop:
             deltas += self._abandon(error)
         return deltas
 
-    def _launch(self, step: Step) -> Flight:
+    def _launch(self, step: Step) -> F:
         flight = self._runner.draft(step)
         self._runner.forward(flight)
         self._runner.accept(flight)

@@ -55,7 +55,8 @@ class LaunchedStep:
     def wait(self) -> Outcome:
         """The step's results. Raises StreamError when a launch failed."""
         self.settled.wait()
-        return replace(self.outcome, seconds=tuple(self.seconds))
+        draft, forward, accept, absorb = self.seconds
+        return replace(self.outcome, seconds=(draft, forward, accept, absorb))
 
 
 class Runner:

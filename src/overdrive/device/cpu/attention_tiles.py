@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 from llvmlite import ir
 from numba import types
@@ -66,7 +67,8 @@ def _piece(names: str, emit: Emit):
 
     # numba matches arguments by name and cannot lower a star.
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    typed.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
+    typed.__signature__ = signature  # type: ignore[attr-defined]
     return intrinsic(prefer_literal=True)(typed)
 
 
@@ -134,7 +136,7 @@ def _tile_product(
         loop(b, strips, [], strip)
 
     heights = range(STEP, TALL + 1, STEP)
-    switch(b, height, {rows: (lambda rows=rows: case(rows)) for rows in heights}, {rows: rows for rows in heights})
+    switch(b, height, {rows: partial(case, rows) for rows in heights}, {rows: rows for rows in heights})
 
 
 def _score_tile(b: Builder, dims: int, arguments: list[Value]) -> None:

@@ -10,6 +10,7 @@ Knows registers and addresses; knows nothing of weights, pages or tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -22,8 +23,8 @@ half, f32 = ir.HalfType(), ir.FloatType()
 f32x16 = ir.VectorType(f32, LANES)
 i32x16 = ir.VectorType(i32, LANES)
 
-Value = ir.Value
-Builder = ir.IRBuilder
+Value: TypeAlias = ir.Value
+Builder: TypeAlias = ir.IRBuilder
 
 
 def accumulators() -> int:

@@ -8,6 +8,7 @@ many rows   for each piece of a group: decode it once into scratch, then tiles o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from numba import cfunc, types
 from numba.core.ccallback import CFunc
@@ -85,7 +86,7 @@ def multiply_group(context, name, rows, weights, panel_bytes, scale, bias, x, x_
                 outputs.write(b, sums, rows, width, first, form.scaled_rows)
 
         tiles = {rows: min(tile for tile in FEW_TILES if tile >= rows) for rows in range(1, FEW_ROWS + 1)}
-        switch(b, rows, {tile: (lambda tile=tile: case(tile)) for tile in FEW_TILES}, tiles)
+        switch(b, rows, {tile: partial(case, tile) for tile in FEW_TILES}, tiles)
         return context.get_dummy_value()
 
     return types.void(name, *[types.int64] * 11), emit
@@ -129,7 +130,7 @@ def multiply_tile(context, scaled, height, rows, panels, panel_bytes, scale, bia
             outputs.write(b, sums, rows, WIDE, 0, has_scale)
 
         heights = range(STEP, TALL + 1, STEP)
-        switch(b, height, {count: (lambda count=count: case(count)) for count in heights}, {h: h for h in heights})
+        switch(b, height, {count: partial(case, count) for count in heights}, {h: h for h in heights})
         return context.get_dummy_value()
 
     return types.void(scaled, *[types.int64] * 11), emit

@@ -26,7 +26,7 @@ GENERATION, OPEN, KERNEL, ARGUMENTS, ACTIVE, PARKED, STOP = 0, 64, 72, 80, 128, 
 SHARED_BYTES = 320
 SPINS = 1000
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 _WAIT_PRIVATE, _WAKE_PRIVATE = 128, 129
 
 
