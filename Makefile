@@ -67,7 +67,7 @@ $(READY): pyproject.toml | $(BIN)/python
 	@for torch in $(TORCH); do \
 		echo "Installing $$torch"; $(PIP) install "$$torch" 2>$(VENV)/torch.log && exit 0; \
 	done; cat $(VENV)/torch.log >&2; exit 1
-	@$(PIP) install --quiet --editable .
+	@$(PIP) install --editable .
 	@touch $@
 
 $(READY_DEV): pyproject.toml $(READY)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
+from overdrive.types import MAX_DRAFTS
 
-MAX_DRAFTS = 64
 MAX_PAGE_SIZE = 1024
 
 

@@ -68,7 +68,7 @@ class DraftOptions:
     draft: Drafter = "ngram"
     """Who writes drafts."""
     drafts: int = 3
-    """Most drafts per row and step."""
+    """Most drafts per row and step, 15 at most."""
     ngram_min: int = 3
     """Shortest repeated suffix the n-gram drafter continues."""
 
