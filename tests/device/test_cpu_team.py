@@ -51,12 +51,13 @@ def test_a_small_call_stays_on_its_thread() -> None:
 
 
 def test_workers_leave_with_their_team() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     team = Team(4)
-    assert threading.active_count() == before + 3
+    workers = set(threading.enumerate()) - before
+    assert len(workers) == 3
     del team
     gc.collect()
     deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert not any(worker.is_alive() for worker in workers)
