@@ -3,11 +3,11 @@
 Run: PYTHONPATH=src python benchmarks/equality.py --prompts question.jsonl [--count 40] [--new 48] [--precision auto]
 
 The same prompts, half greedy and half sampled, are answered under every arm: K = 0, 1, 3, 5, 7 and random every step,
-alone and with batch mates, pages of 4/16/64, chunks of 16/128, overlap on and off, prefix cache on and off, too few pages
-for all (forced preemption). Each answer is compared with the first arm's (K = 0, one request at a time). A difference
-counts as a near-tie when, at the first differing token, the scores of the two tokens (logit / temperature + noise) are
-closer than 1e-4; the scores are computed anew from the text before it. Everything is printed; the exit code is 1 if a
-difference is no near-tie.
+alone and with batch mates, pages of 4/16/64, chunks of 16/128, overlap on and off, prefix cache on and off, too few
+pages for all (forced preemption). Each answer is compared with the first arm's (K = 0, one request at a time). A
+difference counts as a near-tie when, at the first differing token, the scores of the two tokens (logit / temperature +
+noise) are closer than 1e-4; the scores are computed anew from the text before it. Everything is printed; the exit code
+is 1 if a difference is no near-tie.
 """
 
 from __future__ import annotations

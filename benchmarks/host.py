@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from overdrive.commit import Committer
-from overdrive.engine import as_message
+from overdrive.engine_process import as_message
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache

@@ -1,24 +1,22 @@
 """The engine: builds every room from options, model and machine, and speaks for them.
 
-`build` is the one place where options become numbers. `Engine` is used in process (llm.py) and, behind the link, by
-`run_engine` in a process of its own.
+`build` is the one place where options become numbers. `Engine` is used in process by llm.py and, behind the link, by
+engine_process.py.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-
-import torch
 
 from overdrive.commit import Committer, Delta
 from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import PagedKV
-from overdrive.device.build import open_device
+from overdrive.device.build import CpuDevice, open_device
 from overdrive.device.runner import Runner
 from overdrive.device.sampling import SamplingState
 from overdrive.device.state import SlotState
+from overdrive.device.stream import Stream
 from overdrive.draft import make_drafter
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.loop import Loop
@@ -26,36 +24,20 @@ from overdrive.machine import available_bytes
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.model.config import ModelConfig
-from overdrive.model.weights import load
+from overdrive.model.transformer import Transformer
+from overdrive.model.weights import Loaded, load
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller, FixedDrafts
 from overdrive.request import NoStops, Request
 from overdrive.scheduler import Limits, Scheduler
 from overdrive.text import StopMatcher, open_text
 from overdrive.types import OVERSHOOT, Finish, FinishReason, Outcome, SamplingParams, Step
-from overdrive.wire import (
-    Abort,
-    Batch,
-    Drain,
-    EngineEndpoint,
-    EngineInfo,
-    Failed,
-    Loading,
-    Logprobs,
-    Ready,
-    Stats,
-    Stop,
-    Submit,
-    Tokens,
-)
+from overdrive.wire import EngineInfo, Stats
 
 Progress = Callable[[str, int, int], None]
 
 KV_SHARE = 0.3
 """Share of the memory still available after loading that the KV cache takes when no size is given."""
-
-STATS_SECONDS = 0.5
-IDLE_SECONDS = 0.2
 
 
 class Engine:
@@ -163,52 +145,29 @@ def build(model: str, options: EngineOptions, progress: Progress, controller: Co
     """
     device = open_device(options.device)
     loaded = load(model, options.model, device.torch_device, progress, device.team)
-    config, transformer = loaded.config, loaded.transformer
-    max_model_len = loaded.max_model_len
-    n_pages = count_pages(config, options, max_model_len, transformer.dtype)
-    page_size = options.memory.page_size
-
-    progress("Opening tokenizer", 0, 1)
+    progress("tokenizer", 0, 1)
     tokenizer, _ = open_text(loaded.source, options.model)
-    state = SlotState(options.scheduler.max_rows, max_model_len, page_size)
-    sampling = SamplingState(options.scheduler.max_rows, config.vocab, transformer.dtype)
-    kv = PagedKV.allocate(config, n_pages, page_size, transformer.dtype)
-    drafter = make_drafter(options.draft, state.history, state.lengths)
-    stream = device.open_stream()
-    runner = Runner(
-        transformer,
-        device.attention(kv, config),
-        state,
-        sampling,
-        device.sampler(config.vocab, transformer.dtype),
-        drafter,
-        stream,
-    )
-    drafts = 0 if options.draft.draft == "none" else options.draft.drafts
-    limits = Limits(
-        max_rows=options.scheduler.max_rows,
-        max_step_tokens=options.scheduler.max_step_tokens,
-        chunk=options.scheduler.chunk,
-        max_queue=options.scheduler.max_queue,
-        max_model_len=max_model_len,
-        page_size=page_size,
-    )
+    n_pages = count_pages(loaded, options)
     pool = PagePool(n_pages)
-    scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if options.memory.prefix_cache else None)
-    counts = DraftCounts(drafts)
-    meter = Meter(counts)
-    committer = Committer(scheduler, counts, meter.add)
+    limits = _limits(loaded, options)
+    cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
+    scheduler = Scheduler(limits, pool, cache)
+    stream = device.open_stream()
+    runner = open_runner(loaded.transformer, limits, n_pages, options, device, stream)
+    drafts = 0 if options.draft.draft == "none" else options.draft.drafts
+    meter = Meter(DraftCounts(drafts))
+    committer = Committer(scheduler, meter.counts, meter.add)
     loop = Loop(scheduler, controller or FixedDrafts(drafts), runner, committer, device.lookahead)
     info = EngineInfo(
         model=model,
-        architecture=config.architecture,
+        architecture=loaded.config.architecture,
         source=str(loaded.source),
-        max_model_len=max_model_len,
-        vocab_size=config.vocab,
-        eos_ids=config.eos_ids or tuple(tokenizer.eos_ids),
-        defaults=_defaults(config),
-        kv_tokens=pool.usable * page_size,
-        page_size=page_size,
+        max_model_len=limits.max_model_len,
+        vocab_size=loaded.config.vocab,
+        eos_ids=loaded.config.eos_ids or tuple(tokenizer.eos_ids),
+        defaults=_defaults(loaded.config),
+        kv_tokens=pool.usable * limits.page_size,
+        page_size=limits.page_size,
         max_rows=limits.max_rows,
         max_queue=limits.max_queue,
         drafter=options.draft.draft,
@@ -218,19 +177,49 @@ def build(model: str, options: EngineOptions, progress: Progress, controller: Co
         overlap=device.lookahead > 0,
         device=str(device.torch_device),
     )
+    progress("tokenizer", 1, 1)
     return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), stream.close)
 
 
-def count_pages(config: ModelConfig, options: EngineOptions, max_model_len: int, dtype: torch.dtype) -> int:
+def open_runner(
+    model: Transformer, limits: Limits, n_pages: int, options: EngineOptions, device: CpuDevice, stream: Stream
+) -> Runner:
+    """The device's side: slots, pages, sampler and drafter around a model."""
+    slots = limits.max_rows
+    state = SlotState(slots, limits.max_model_len, limits.page_size)
+    return Runner(
+        device.forward(model, PagedKV.allocate(model.config, n_pages, limits.page_size, model.dtype)),
+        model.logits,
+        state,
+        SamplingState(slots, model.config.vocab, model.dtype),
+        device.sampler(model.config.vocab, model.dtype),
+        make_drafter(options.draft, state.history, state.lengths),
+        stream,
+    )
+
+
+def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
+    scheduler = options.scheduler
+    return Limits(
+        max_rows=scheduler.max_rows,
+        max_step_tokens=scheduler.max_step_tokens,
+        chunk=scheduler.chunk,
+        max_queue=scheduler.max_queue,
+        max_model_len=loaded.max_model_len,
+        page_size=options.memory.page_size,
+    )
+
+
+def count_pages(loaded: Loaded, options: EngineOptions) -> int:
     """Pages of the KV cache, the scratch page included: as asked, or a share of the memory that is left.
 
     Never more than all rows at full length could fill. Raises OverdriveError when not even a page for each row fits.
     """
-    size, rows = options.memory.page_size, options.scheduler.max_rows
+    size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.config
     if options.memory.kv_tokens:
         return 1 + -(-options.memory.kv_tokens // size)
-    page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * dtype.itemsize
-    most = rows * -(-(max_model_len + OVERSHOOT) // size)
+    page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * loaded.transformer.dtype.itemsize
+    most = rows * -(-(loaded.max_model_len + OVERSHOOT) // size)
     pages = min(most, int(available_bytes() * KV_SHARE) // page_bytes)
     if pages < rows:
         raise OverdriveError(
@@ -249,85 +238,3 @@ def _defaults(config: ModelConfig) -> dict[str, float]:
         "top_k": float(found.top_k),
         "repetition_penalty": found.repetition_penalty,
     }
-
-
-class _Served:
-    """An engine behind the link."""
-
-    def __init__(self, engine: Engine, link: EngineEndpoint) -> None:
-        self._engine = engine
-        self._link = link
-        self._draining = False
-        self._stopped = False
-        self._told = 0.0
-
-    def run(self) -> None:
-        """Serve until told to stop, or drained."""
-        while not (self._stopped or (self._draining and self._engine.idle)):
-            for message in self._link.poll(IDLE_SECONDS if self._engine.idle else 0.0):
-                self._take(message)
-            if not self._engine.idle:
-                self._publish(self._engine.advance())
-            self._tell_stats()
-
-    def _take(self, message: Submit | Abort | Drain | Stop) -> None:
-        match message:
-            case Submit():
-                try:
-                    self._engine.submit(message.id, message.prompt, message.params)
-                except BadRequest as error:
-                    refusal = Tokens(message.id, finish=FinishReason.ERROR, error=str(error), status=error.status)
-                    self._link.send(Batch([refusal]))
-            case Abort():
-                self._publish(self._engine.abort(message.id))
-            case Drain():
-                self._draining = True
-            case Stop():
-                self._publish(self._engine.abort_all(Finish(FinishReason.ABORT)))
-                self._stopped = True
-
-    def _publish(self, deltas: list[Delta]) -> None:
-        if deltas:
-            self._link.send(Batch([as_message(delta) for delta in deltas]))
-
-    def _tell_stats(self) -> None:
-        now = time.monotonic()
-        if now - self._told > STATS_SECONDS:
-            self._told = now
-            self._link.send(self._engine.stats())
-
-
-def as_message(delta: Delta) -> Tokens:
-    """A delta as it crosses the link."""
-    finish = delta.finish
-    scores, prompt_scores = delta.logprobs, delta.prompt_logprobs
-    return Tokens(
-        id=delta.request.id,
-        ids=list(delta.tokens),
-        accepted=delta.accepted,
-        offered=delta.offered,
-        logprobs=Logprobs.of(scores, len(scores.chosen)) if scores else None,
-        prompt_logprobs=Logprobs.of(prompt_scores, len(prompt_scores.chosen)) if prompt_scores else None,
-        cached_tokens=max(delta.request.cached_tokens, 0),
-        finish=finish.reason if finish else None,
-        stop_string=finish.stop_string if finish else -1,
-        stop_token=finish.stop_token if finish else -1,
-        error=finish.message if finish else "",
-    )
-
-
-def run_engine(model: str, options: EngineOptions, address: str) -> None:
-    """The engine process: load, say so, serve."""
-    link = EngineEndpoint(address)
-    try:
-        engine = build(model, options, lambda label, done, total: link.send(Loading(label, done, total)))
-    except OverdriveError as error:
-        link.send(Failed(str(error)))
-        link.close()
-        return
-    link.send(Ready(engine.info))
-    try:
-        _Served(engine, link).run()
-    finally:
-        engine.close()
-        link.close()

@@ -66,9 +66,11 @@ def tiny_bench(
     kv = PagedKV.allocate(model.config, n_pages, page_size, torch.float64)
     drafter: Drafter = make_drafter(state)
     sampling = SamplingState(max_rows, VOCAB, torch.float64)
-    runner = Runner(
-        model, lambda batch: ReferenceAttention(kv, batch, model.config), state, sampling, sample, drafter, stream
-    )
+
+    def forward(batch: Batch) -> torch.Tensor:
+        return model.forward(batch, ReferenceAttention(kv, batch, model.config)).final
+
+    runner = Runner(forward, model.logits, state, sampling, sample, drafter, stream)
     committer = Committer(scheduler, DraftCounts(16))
     return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, lookahead))
 

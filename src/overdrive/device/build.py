@@ -11,13 +11,15 @@ from overdrive.config import DeviceOptions
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cpu.attention import PagedAttention
+from overdrive.device.cpu.recording import RecordedForward
 from overdrive.device.cpu.sampling import CpuSampler
 from overdrive.device.cpu.team import Team
-from overdrive.device.runner import Attend
+from overdrive.device.runner import Forward
 from overdrive.device.sampling import Sampler, sample
 from overdrive.device.stream import InlineStream, Stream, ThreadStream
 from overdrive.machine import usable_cores
 from overdrive.model.config import ModelConfig
+from overdrive.model.transformer import Transformer
 
 
 class CpuAttention:
@@ -58,12 +60,20 @@ class CpuDevice:
 
         return ThreadStream(setup) if self.lookahead else InlineStream(setup)
 
-    def attention(self, kv: PagedKV, config: ModelConfig) -> Attend:
-        """Attention over `kv`, bound to one batch at a time; the reference for all but float32."""
-        if kv.k_pages[0].dtype != torch.float32:
-            return lambda batch: ReferenceAttention(kv, batch, config)
+    def forward(self, model: Transformer, kv: PagedKV) -> Forward:
+        """The target's pass over pages `kv`: kernels, recorded where batches are small; for float64 the reference."""
+        config = model.config
+        if model.dtype != torch.float32:
+            return lambda batch: model.forward(batch, ReferenceAttention(kv, batch, config)).final
         kernels = PagedAttention(self.team, config.head_dim)
-        return lambda batch: CpuAttention(kernels, kv, config, batch)
+
+        def written(batch: Batch) -> Tensor:
+            return model.forward(batch, CpuAttention(kernels, kv, config, batch)).final
+
+        def shape(batch: Batch) -> int:
+            return kernels.prepare(batch, config.heads, config.kv_heads).parts
+
+        return RecordedForward(written, shape, self.team)
 
     def sampler(self, vocab_size: int, dtype: torch.dtype) -> Sampler:
         """The fastest sampler for logits of this dtype; the reference for all but float32."""

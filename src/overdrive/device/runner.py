@@ -21,11 +21,10 @@ from overdrive.device.state import SlotState
 from overdrive.device.stream import Event, Stream
 from overdrive.device.verify import Verified, verify
 from overdrive.draft.base import Drafter, Drafts
-from overdrive.model.transformer import Attention, Transformer
 from overdrive.types import Outcome, Row, Step, TopLogprobs
 
-Attend = Callable[[Batch], Attention]
-"""Binds attention to one batch."""
+Forward = Callable[[Batch], Tensor]
+"""The target's pass: stores the batch's keys and values, returns hidden states [T, H], good until the next call."""
 
 SCORE_SLICE = 64
 """Prompt positions whose logits exist at once while prompt log-probabilities are computed."""
@@ -64,16 +63,17 @@ class Runner:
 
     def __init__(
         self,
-        transformer: Transformer,
-        attend: Attend,
+        forward: Forward,
+        logits: Callable[[Tensor], Tensor],
         state: SlotState,
         sampling: SamplingState,
         sampler: Sampler,
         drafter: Drafter,
         stream: Stream,
     ) -> None:
-        self._transformer = transformer
-        self._attend = attend
+        """logits: the target's head, hidden states [N, H] to [N, V]."""
+        self._target = forward
+        self._logits = logits
         self._state = state
         self._sampling = sampling
         self._sampler = sampler
@@ -135,11 +135,11 @@ class Runner:
         launched.batch, launched.layout = flatten(
             self._state, launched.slots, launched.known, launched.emits, tokens, counts, upper_len
         )
-        launched.hidden = self._transformer.forward(launched.batch, self._attend(launched.batch)).final
+        launched.hidden = self._target(launched.batch)
 
     def _accept(self, launched: LaunchedStep) -> None:
         tokens, counts = launched.drafts
-        logits = self._transformer.logits(launched.hidden[launched.batch.wanted])
+        logits = self._logits(launched.hidden[launched.batch.wanted])
         done = verify(logits, launched.layout, tokens, counts, self._sampling, sampler=self._sampler)
         launched.verified = done
         scores = self._prompt_scores(launched)
@@ -188,7 +188,7 @@ class Runner:
         for at in range(0, count, SCORE_SLICE):
             hidden = launched.hidden[begin + at : begin + min(at + SCORE_SLICE, count)]
             part = following[at : at + SCORE_SLICE]
-            found.append(_on_host(logprobs(self._transformer.logits(hidden), part, row.prompt_logprobs)))
+            found.append(_on_host(logprobs(self._logits(hidden), part, row.prompt_logprobs)))
         return found
 
 

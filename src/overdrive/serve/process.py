@@ -82,6 +82,6 @@ def _end_with_parent() -> None:
 
 def run_engine(model: str, options: EngineOptions, address: str) -> None:
     """The real engine; imported in the child only, so that the HTTP process never loads torch."""
-    from overdrive.engine import run_engine as run
+    from overdrive.engine_process import run_engine as run
 
     run(model, options, address)

@@ -1,0 +1,109 @@
+"""The engine behind the link: a process of its own that loads, says so, serves, and never dies of a request."""
+
+from __future__ import annotations
+
+import time
+
+from overdrive.commit import Delta
+from overdrive.config import EngineOptions
+from overdrive.engine import Engine, build
+from overdrive.errors import BadRequest, OverdriveError
+from overdrive.types import Finish, FinishReason
+from overdrive.wire import (
+    Abort,
+    Batch,
+    Drain,
+    EngineEndpoint,
+    Failed,
+    Loading,
+    Logprobs,
+    Ready,
+    Stop,
+    Submit,
+    Tokens,
+)
+
+STATS_SECONDS = 0.5
+IDLE_SECONDS = 0.2
+
+
+class _Served:
+    """An engine behind the link."""
+
+    def __init__(self, engine: Engine, link: EngineEndpoint) -> None:
+        self._engine = engine
+        self._link = link
+        self._draining = False
+        self._stopped = False
+        self._told = 0.0
+
+    def run(self) -> None:
+        """Serve until told to stop, or drained."""
+        while not (self._stopped or (self._draining and self._engine.idle)):
+            for message in self._link.poll(IDLE_SECONDS if self._engine.idle else 0.0):
+                self._take(message)
+            if not self._engine.idle:
+                self._publish(self._engine.advance())
+            self._tell_stats()
+
+    def _take(self, message: Submit | Abort | Drain | Stop) -> None:
+        match message:
+            case Submit():
+                try:
+                    self._engine.submit(message.id, message.prompt, message.params)
+                except BadRequest as error:
+                    refusal = Tokens(message.id, finish=FinishReason.ERROR, error=str(error), status=error.status)
+                    self._link.send(Batch([refusal]))
+            case Abort():
+                self._publish(self._engine.abort(message.id))
+            case Drain():
+                self._draining = True
+            case Stop():
+                self._publish(self._engine.abort_all(Finish(FinishReason.ABORT)))
+                self._stopped = True
+
+    def _publish(self, deltas: list[Delta]) -> None:
+        if deltas:
+            self._link.send(Batch([as_message(delta) for delta in deltas]))
+
+    def _tell_stats(self) -> None:
+        now = time.monotonic()
+        if now - self._told > STATS_SECONDS:
+            self._told = now
+            self._link.send(self._engine.stats())
+
+
+def as_message(delta: Delta) -> Tokens:
+    """A delta as it crosses the link."""
+    finish = delta.finish
+    scores, prompt_scores = delta.logprobs, delta.prompt_logprobs
+    return Tokens(
+        id=delta.request.id,
+        ids=list(delta.tokens),
+        accepted=delta.accepted,
+        offered=delta.offered,
+        logprobs=Logprobs.of(scores, len(scores.chosen)) if scores else None,
+        prompt_logprobs=Logprobs.of(prompt_scores, len(prompt_scores.chosen)) if prompt_scores else None,
+        cached_tokens=max(delta.request.cached_tokens, 0),
+        finish=finish.reason if finish else None,
+        stop_string=finish.stop_string if finish else -1,
+        stop_token=finish.stop_token if finish else -1,
+        error=finish.message if finish else "",
+    )
+
+
+def run_engine(model: str, options: EngineOptions, address: str) -> None:
+    """The engine process: load, say so, serve."""
+    link = EngineEndpoint(address)
+    try:
+        engine = build(model, options, lambda label, done, total: link.send(Loading(label, done, total)))
+    except OverdriveError as error:
+        link.send(Failed(str(error)))
+        link.close()
+        return
+    link.send(Ready(engine.info))
+    try:
+        _Served(engine, link).run()
+    finally:
+        engine.close()
+        link.close()
