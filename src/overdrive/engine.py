@@ -13,6 +13,7 @@ from overdrive.commit import Committer, Delta
 from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.build import CpuDevice, open_device
+from overdrive.device.cpu.precompile import Precompiler
 from overdrive.device.runner import Runner
 from overdrive.device.sampling import SamplingState
 from overdrive.device.state import SlotState
@@ -138,20 +139,31 @@ class Meter:
         self.rounds += sum(row.emits for row in step.rows)
 
 
-def build(model: str, options: EngineOptions, progress: Progress, controller: Controller | None = None) -> Engine:
+def build(
+    model: str,
+    options: EngineOptions,
+    progress: Progress,
+    controller: Controller | None = None,
+    precompiler: Precompiler | None = None,
+) -> Engine:
     """Load a model and put an engine around it. Raises OverdriveError, one line, for whatever is wrong with either.
 
     controller: decides each step's drafts; by default always `options.draft.drafts`.
+    precompiler: one that was started earlier, so that it has a lead.
     """
+    precompiler = precompiler or Precompiler()
     device = open_device(options.device)
     loaded = load(model, options.model, device.torch_device, progress, device.team)
     progress("tokenizer", 0, 1)
     tokenizer, _ = open_text(loaded.source, options.model)
+    progress("tokenizer", 1, 1)
     n_pages = count_pages(loaded, options)
     pool = PagePool(n_pages)
     limits = _limits(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
+    progress("kernels", 0, 1)
+    precompiler.wait()
     stream = device.open_stream()
     runner = open_runner(loaded.transformer, limits, n_pages, options, device, stream)
     drafts = 0 if options.draft.draft == "none" else options.draft.drafts
@@ -177,7 +189,7 @@ def build(model: str, options: EngineOptions, progress: Progress, controller: Co
         overlap=device.lookahead > 0,
         device=str(device.torch_device),
     )
-    progress("tokenizer", 1, 1)
+    progress("kernels", 1, 1)
     return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), stream.close)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from overdrive.commit import Delta
 from overdrive.config import EngineOptions
-from overdrive.engine import Engine, build
+from overdrive.device.cpu.precompile import Precompiler
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.types import Finish, FinishReason
 from overdrive.wire import (
@@ -22,6 +23,9 @@ from overdrive.wire import (
     Submit,
     Tokens,
 )
+
+if TYPE_CHECKING:
+    from overdrive.engine import Engine
 
 STATS_SECONDS = 0.5
 IDLE_SECONDS = 0.2
@@ -94,9 +98,16 @@ def as_message(delta: Delta) -> Tokens:
 
 def run_engine(model: str, options: EngineOptions, address: str) -> None:
     """The engine process: load, say so, serve."""
+    precompiler = Precompiler()
+    from overdrive.engine import build  # seconds of imports, under which the other process compiles already
+
     link = EngineEndpoint(address)
+
+    def progress(label: str, done: int, total: int) -> None:
+        link.send(Loading(label, done, total))
+
     try:
-        engine = build(model, options, lambda label, done, total: link.send(Loading(label, done, total)))
+        engine = build(model, options, progress, precompiler=precompiler)
     except OverdriveError as error:
         link.send(Failed(str(error)))
         link.close()

@@ -44,6 +44,8 @@ class NgramDrafter:
         self._heads = np.full((slots, 1 << (2 * max_len - 1).bit_length()), -1, np.int32)
         self._earlier = np.empty((slots, max_len), np.int32)
         self._indexed = np.zeros(slots, np.int64)  # runs that end before this position are filed
+        nobody = torch.zeros(0, dtype=torch.int64)
+        self.propose(nobody, nobody, 1)  # compiles here, not under the first request
 
     def admit(self, slot: int, tokens: Sequence[int]) -> None:
         """Forget what the slot held."""
