@@ -140,6 +140,35 @@ def store_some(b: Builder, vector: Value, address: Value, valid: Value) -> None:
             loop(b, valid, [], one)
 
 
+def store_corner(
+    b: Builder, tile: Sequence[Value], panels: int, address: Value, stride: Value, rows: Value, columns: Value
+) -> None:
+    """Store the part of a tile [tile rows, panels] of vectors that lies in the first `rows` rows and `columns` columns.
+
+    A matrix has few such corners, so this saves code rather than time.
+    """
+    kept = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(f32x16, len(tile))), i64)
+    for index, vector in enumerate(tile):
+        store(b, vector, at(b, kept, 4 * LANES * index))
+
+    def least(value: Value, bound: int) -> Value:
+        return b.select(b.icmp_signed("<", value, integer(bound)), value, integer(bound))
+
+    def row(r: Value, _: list[Value]) -> list[Value]:
+        source = at(b, kept, b.mul(r, integer(4 * LANES * panels)))
+        target = at(b, address, b.mul(r, stride))
+
+        def column(c: Value, _: list[Value]) -> list[Value]:
+            place = b.mul(c, integer(4))
+            store(b, load(b, at(b, source, place), f32, 4), at(b, target, place))
+            return []
+
+        loop(b, least(columns, panels * LANES), [], column)
+        return []
+
+    loop(b, least(rows, len(tile) // panels), [], row)
+
+
 def switch(b: Builder, value: Value, cases: dict[int, Callable[[], None]], keys: dict[int, int]) -> None:
     """Run `cases[keys[value]]`; nothing for a value without a key."""
     done = b.append_basic_block("switch.done")

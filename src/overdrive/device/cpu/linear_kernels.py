@@ -24,14 +24,16 @@ from overdrive.device.cpu.lanes import (
     at,
     integer,
     load_lanes,
+    loop,
+    splat,
     store,
-    store_some,
+    store_corner,
     switch,
 )
 from overdrive.device.cpu.memory import load_float, load_ints, store_float, take
 from overdrive.device.cpu.tiles import STEP, TALL, WIDE, Activations, product, tile_height, walk, zeros
 
-FEW_TILES = (1, 2, 4, 6, 8) if accumulators() >= 24 else (1, 2, 4, 6)  # tile heights of the first path
+FEW_TILES = (1, 2, 4, 6, 8, 12, 16) if accumulators() >= 24 else (1, 2, 4, 6)  # tile heights of the first path
 FEW_ROWS = FEW_TILES[-1]  # at most this many rows take it
 
 
@@ -45,27 +47,37 @@ class _Outputs:
     stride: Value
     valid: Value  # outputs from this column on that exist
 
-    def write(self, b: Builder, sums: list[Value], rows: Value, panels: int, first: int, scaled: bool) -> None:
+    def write(self, b: Builder, sums: list[Value], rows: Value, panels: int, first: Value, scaled: bool) -> None:
         """Write the first `rows` rows of [tile rows, panels] sums; `first` is the first panel's place in the group."""
-        for index, total in enumerate(sums):
-            r, p = divmod(index, panels)
-            column = (first + p) * LANES
-            if scaled:
-                total = b.fmul(total, load_lanes(b, at(b, self.scale, 4 * column)))
-            total = self._biased(b, total, column)
-            valid = b.select(b.icmp_signed("<", integer(r), rows), b.sub(self.valid, integer(column)), integer(0))
-            place = at(b, at(b, self.y, b.mul(self.stride, integer(r))), 4 * column)
-            store_some(b, total, place, valid)
+        column = b.mul(first, integer(LANES))
+        place = at(b, self.y, b.mul(column, integer(4)))
+        offsets = [b.mul(b.add(column, integer(LANES * p)), integer(4)) for p in range(panels)]
+        if scaled:
+            scales = [load_lanes(b, at(b, self.scale, offset)) for offset in offsets]
+            sums = [b.fmul(total, scales[index % panels]) for index, total in enumerate(sums)]
+        biases = [self._bias(b, offset) for offset in offsets]
+        sums = [b.fadd(total, biases[index % panels]) for index, total in enumerate(sums)]
+        valid = b.sub(self.valid, column)
+        tall = b.icmp_signed(">=", rows, integer(len(sums) // panels))
+        wide = b.icmp_signed(">=", valid, integer(panels * LANES))
+        with b.if_else(b.and_(tall, wide)) as (whole, part):
+            with whole:
+                for index, total in enumerate(sums):
+                    r, p = divmod(index, panels)
+                    store(b, total, at(b, at(b, place, b.mul(self.stride, integer(r))), 4 * LANES * p))
+            with part:
+                store_corner(b, sums, panels, place, self.stride, rows, valid)
 
-    def _biased(self, b: Builder, total: Value, column: int) -> Value:
+    def _bias(self, b: Builder, offset: Value) -> Value:
+        """Biases of a panel's outputs; minus zero where there are none, which changes nothing when added."""
         before = b.block
         with b.if_then(b.icmp_signed("!=", self.bias, integer(0))):
-            added = b.fadd(total, load_lanes(b, at(b, self.bias, 4 * column)))
+            loaded = load_lanes(b, at(b, self.bias, offset))
             inside = b.block
-        phi = b.phi(total.type)
-        phi.add_incoming(total, before)
-        phi.add_incoming(added, inside)
-        return phi
+        bias = b.phi(loaded.type)
+        bias.add_incoming(splat(-0.0), before)
+        bias.add_incoming(loaded, inside)
+        return bias
 
 
 @intrinsic(prefer_literal=True)
@@ -79,11 +91,16 @@ def multiply_group(context, name, rows, weights, panel_bytes, scale, bias, x, x_
 
         def case(count: int) -> None:
             width = max(p for p in (1, 2, 4) if p == 1 or p * count <= accumulators())
-            for first in range(0, GROUP, width):
-                panels = [at(b, weights, b.mul(panel_bytes, integer(first + p))) for p in range(width)]
-                tile = Activations(x, 4, x_stride, rows)
+            tile = Activations(x, 4, x_stride, rows)
+
+            def strip(index: Value, _: list[Value]) -> list[Value]:
+                first = b.mul(index, integer(width))
+                panels = [at(b, weights, b.mul(panel_bytes, b.add(first, integer(p)))) for p in range(width)]
                 sums = product(b, form, panels, tile, count, inputs, zeros(count * width))
                 outputs.write(b, sums, rows, width, first, form.scaled_rows)
+                return []
+
+            loop(b, GROUP // width, [], strip)
 
         tiles = {rows: min(tile for tile in FEW_TILES if tile >= rows) for rows in range(1, FEW_ROWS + 1)}
         switch(b, rows, {tile: partial(case, tile) for tile in FEW_TILES}, tiles)
@@ -127,7 +144,7 @@ def multiply_tile(context, scaled, height, rows, panels, panel_bytes, scale, bia
             panels = [at(b, weights, b.mul(panel_bytes, integer(p))) for p in range(WIDE)]
             tile = Activations(x, 4 * count, 4)
             sums = product(b, FLOAT32, panels, tile, count, inputs, zeros(count * WIDE))
-            outputs.write(b, sums, rows, WIDE, 0, has_scale)
+            outputs.write(b, sums, rows, WIDE, integer(0), has_scale)
 
         heights = range(STEP, TALL + 1, STEP)
         switch(b, height, {count: partial(case, count) for count in heights}, {h: h for h in heights})
