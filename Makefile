@@ -10,7 +10,7 @@ ARGS ?=
 VENV ?= .venv
 # Builds of torch to try, first to last: one for CPUs alone is a tenth of the size, where your package index has it.
 TORCH ?= torch==2.13.0+cpu torch==2.13.0
-PYTHON ?= $(shell for python in python3.12 python3.11 python3 python; do \
+PYTHON ?= $(shell for python in python3.11 python3.12 python3 python; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$python && break; done)
 
 BIN := $(VENV)/bin

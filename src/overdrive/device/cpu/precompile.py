@@ -28,8 +28,9 @@ class Precompiler:
         self._mark = _mark()
         self._process: subprocess.Popen[bytes] | None = None
         if not self._mark.exists():
-            silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            self._process = subprocess.Popen([sys.executable, "-m", __name__], **silent)
+            nowhere = subprocess.DEVNULL
+            command = [sys.executable, "-m", __name__]
+            self._process = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
 
     def wait(self) -> None:
         """Returns when the kernels are on disk, or will not come."""
@@ -52,18 +53,19 @@ def _mark() -> Path:
 
 
 def compile_all() -> None:
-    """Compile what the second process is for: the sampler, the n-gram drafter, attention of the usual width."""
+    """Compile what the second process is for: the sampler, the usual drafter, attention of the usual width."""
     import torch
 
+    from overdrive.config import DraftOptions
     from overdrive.device.cpu.attention_kernels import attend_kernel, fold_kernel, store_kernel
     from overdrive.device.cpu.sampling import CpuSampler
     from overdrive.device.cpu.team import Team
-    from overdrive.draft.ngram import NgramDrafter
+    from overdrive.draft import make_drafter
 
     CpuSampler(1, torch.float32, Team(1))
     for kernel in (attend_kernel, fold_kernel, store_kernel):
         kernel(USUAL_HEAD_DIM)
-    NgramDrafter(torch.zeros((1, 1), dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    make_drafter(DraftOptions(), torch.zeros((1, 1), dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
 
 
 if __name__ == "__main__":
