@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overdrive.device.batch import Batch
-from overdrive.device.cpu.attention_kernels import ARGUMENTS, Layout, attend_kernel, fold_kernel, store_kernel
+from overdrive.device.cpu.attention_kernels import FIELDS, Arguments, Layout, attend_kernel, fold_kernel, store_kernel
 from overdrive.device.cpu.attention_tiles import BLOCK
 from overdrive.device.cpu.team import Call, Team
 from overdrive.device.cpu.tiles import TALL
@@ -29,8 +29,8 @@ class PagedAttention:
     def __init__(self, team: Team, head_dim: int) -> None:
         self._team = team
         self._dims = head_dim
-        self._attend = Call(team, attend_kernel(head_dim), "q" * ARGUMENTS + "d")
-        self._fold = Call(team, fold_kernel(head_dim), "q" * ARGUMENTS + "d")
+        self._attend = Call(team, attend_kernel(head_dim), "q" * FIELDS + "d")
+        self._fold = Call(team, fold_kernel(head_dim), "q" * FIELDS + "d")
         self._store = Call(team, store_kernel(head_dim), "q" * 10)
 
     def store(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, writes: Tensor) -> None:
@@ -70,8 +70,13 @@ class PreparedAttention:
         self._tile = max(1, QUERIES // self._group)
         capacity = -(-self._tile * self._group // TALL) * TALL
         self._layout = Layout(attention._dims, capacity)
-        self._covered = int(batch.offsets.numpy()[-1])
+        offsets = batch.offsets.numpy()
+        self._covered = int(offsets[-1])
+        self._tiles = -(-np.diff(offsets) // self._tile)  # of each row
         self.parts = self._count_parts()
+        # A task that takes all heads in turn can ask for each block's keys while it works on the one before.
+        many = int(self._tiles.sum()) >= TASKS_PER_THREAD // 2 * attention._team.threads
+        self._heads = kv_heads if many else 1
 
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, window: int = 0) -> Tensor:
         """See `PagedAttention.attend`."""
@@ -84,25 +89,40 @@ class PreparedAttention:
             out[self._covered :] = 0
         scratch = team.scratch(team.threads * layout.scratch + self.parts * layout.part)
         parts = scratch + team.threads * layout.scratch if self.parts else 0
-        arguments = (
-            q.data_ptr(), 4 * q.stride(0), batch.positions.data_ptr(), batch.offsets.data_ptr(),
-            batch.page_table.data_ptr(), 4 * batch.page_table.stride(0), k_pages.data_ptr(), v_pages.data_ptr(),
-            out.data_ptr(), len(batch.offsets) - 1, self._kv_heads, self._group, k_pages.shape[2], window, self._tile,
-            scratch, layout.scratch, parts, layout.part, scale,
-        )  # fmt: skip
-        self._owner._attend(*arguments)
+        arguments = Arguments(
+            q=q.data_ptr(),
+            q_stride=4 * q.stride(0),
+            positions=batch.positions.data_ptr(),
+            offsets=batch.offsets.data_ptr(),
+            table=batch.page_table.data_ptr(),
+            table_stride=4 * batch.page_table.stride(0),
+            k_pages=k_pages.data_ptr(),
+            v_pages=v_pages.data_ptr(),
+            out=out.data_ptr(),
+            rows=len(batch.offsets) - 1,
+            kv_heads=self._kv_heads,
+            group=self._group,
+            page_size=k_pages.shape[2],
+            window=window,
+            tile=self._tile,
+            scratch=scratch,
+            scratch_size=layout.scratch,
+            parts=parts,
+            part_size=layout.part,
+            heads=self._heads,
+        )
+        self._owner._attend(*arguments, scale)
         if parts:
-            self._owner._fold(*arguments)
+            self._owner._fold(*arguments, scale)
         return out
 
     def _count_parts(self) -> int:
         """How many blocks there are at most, where there are too few tasks otherwise."""
-        offsets, positions = self._batch.offsets.numpy(), self._batch.positions.numpy()
-        tiles = -(-np.diff(offsets) // self._tile)
-        full = tiles > 0
-        tasks = int(tiles.sum()) * self._kv_heads
+        positions, ends = self._batch.positions.numpy(), self._batch.offsets.numpy()[1:]
+        full = self._tiles > 0
+        tasks = int(self._tiles.sum()) * self._kv_heads
         if not tasks or tasks >= TASKS_PER_THREAD * self._owner._team.threads:
             return 0
-        blocks = positions[offsets[1:][full] - 1] // BLOCK + 1  # of each row, up to its last token
-        parts = int((tiles[full] * blocks).sum()) * self._kv_heads
+        blocks = positions[ends[full] - 1] // BLOCK + 1  # of each row, up to its last token
+        parts = int((self._tiles[full] * blocks).sum()) * self._kv_heads
         return 1 << (parts - 1).bit_length() if blocks.max() > 1 else 0

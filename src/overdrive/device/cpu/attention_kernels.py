@@ -14,6 +14,7 @@ tasks every block becomes a task of its own, which stores its part; `fold_parts`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from numba import cfunc, njit
 from numba.core.ccallback import CFunc
@@ -45,14 +46,60 @@ from overdrive.device.cpu.memory import (
 from overdrive.device.cpu.tiles import TALL, WIDE, tile_height
 
 STORED = 16  # tokens whose keys and values one task stores
-ARGUMENTS = 19  # integers; the scale of the scores, a double, follows
+
+
+class Arguments(NamedTuple):
+    """What `attend_kernel` and `fold_kernel` get, before the scale of the scores; addresses, bytes and counts.
+
+    window: positions a token sees, 0 for all. tile: tokens of a query tile. heads: key heads of a task. parts: where
+    blocks that are tasks of their own leave their results, part_size each; 0 when they are not.
+    """
+
+    q: int
+    q_stride: int
+    positions: int
+    offsets: int
+    table: int
+    table_stride: int
+    k_pages: int
+    v_pages: int
+    out: int
+    rows: int
+    kv_heads: int
+    group: int
+    page_size: int
+    window: int
+    tile: int
+    scratch: int
+    scratch_size: int
+    parts: int
+    part_size: int
+    heads: int
+
+
+FIELDS = len(Arguments._fields)
+
+
+class Tile(NamedTuple):
+    """Tokens `first .. stop` of a row: `n` queries of each key head, which see blocks `start .. after` and no position
+    beyond `highest`. pages: the row's page table. height: n rounded up to whole tiles of rows."""
+
+    first: int
+    stop: int
+    n: int
+    height: int
+    start: int
+    after: int
+    highest: int
+    pages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Bytes of a task's scratch, for `queries` queries (a multiple of TALL) of `dims` each.
 
-    scratch: [offsets of keys][queries][keys][values][scores][part][running part];  part: [tops][totals][sums]
+    scratch: [offsets of keys][and of the next][queries][keys][values][scores][part][running part]
+    part: [tops][totals][sums]
     """
 
     dims: int
@@ -64,109 +111,141 @@ class Layout:
 
     @property
     def scratch(self) -> int:
-        copies = 8 * BLOCK + 4 * BLOCK * (self.dims + padded(self.dims))
+        copies = 16 * BLOCK + 4 * BLOCK * (self.dims + padded(self.dims))
         return -(-(copies + 4 * self.queries * (self.dims + BLOCK) + 2 * self.part) // 64) * 64
 
 
 @njit
-def span(positions, window, first, stop):
-    """First block that some token of `first .. stop` sees, and one past the last; and the highest position."""
-    low, high = load_int(positions + 8 * first), load_int(positions + 8 * first)
+def make_tile(c, row, first, end):
+    """The query tile that begins with token `first` of a row whose last token is before `end`."""
+    stop = min(end, first + c.tile)
+    low = high = load_int(c.positions + 8 * first)
     for t in range(first, stop):
-        low, high = min(low, load_int(positions + 8 * t)), max(high, load_int(positions + 8 * t))
-    start = max(0, low - window + 1) // BLOCK if window > 0 else 0
-    return start, high // BLOCK + 1, high
+        low, high = min(low, load_int(c.positions + 8 * t)), max(high, load_int(c.positions + 8 * t))
+    start = max(0, low - c.window + 1) // BLOCK if c.window > 0 else 0
+    n = (stop - first) * c.group
+    height = (n + TALL - 1) // TALL * TALL
+    return Tile(first, stop, n, height, start, high // BLOCK + 1, high, c.table + row * c.table_stride)
 
 
 @njit
-def page_offsets(offsets, table, first, count, page_size, page_bytes, line_bytes, head_bytes):
-    """Byte offsets of `count` keys from position `first` on; then the last one again, up to BLOCK."""
+def page_offsets(c, tile, line, block, head, offsets):
+    """Byte offsets of a block's keys in the pages; after the tile's last key, that one again. line: bytes of a key."""
+    first = block * BLOCK
+    count = min(BLOCK, tile.highest + 1 - first)
+    head_bytes = c.page_size * line
     done = 0
     while done < count:
-        page, slot = divmod(first + done, page_size)
-        place = load_int32(table + 4 * page) * page_bytes + head_bytes + slot * line_bytes
-        stop = min(count, done + page_size - slot)
+        page, slot = divmod(first + done, c.page_size)
+        place = (load_int32(tile.pages + 4 * page) * c.kv_heads + head) * head_bytes + slot * line
+        stop = min(count, done + c.page_size - slot)
         while done < stop:
             store_int(offsets + 8 * done, place)
-            place += line_bytes
+            place += line
             done += 1
-    last = load_int(offsets + 8 * (count - 1))
-    for i in range(count, min(BLOCK, (count + 31) // 32 * 32)):
-        store_int(offsets + 8 * i, last)
+    for i in range(count, BLOCK):
+        store_int(offsets + 8 * i, load_int(offsets + 8 * (count - 1)))
 
 
 @njit(inline="always")
-def copy_tail(dims, k_pages, v_pages, offsets, count, keys, values):
+def copy_tail(dims, c, offsets, count, keys, values):
     """The columns of keys and values that do not fill 16 lanes."""
     for column in range(dims - dims % LANES, dims):
         for i in range(count):
             place = load_int(offsets + 8 * i) + 4 * column
             panel, lane = divmod(i, LANES)
-            store_float(keys + 4 * ((panel * dims + column) * LANES + lane), load_float(k_pages + place))
+            store_float(keys + 4 * ((panel * dims + column) * LANES + lane), load_float(c.k_pages + place))
             panel, lane = divmod(column, LANES)
-            store_float(values + 4 * ((panel * BLOCK + i) * LANES + lane), load_float(v_pages + place))
+            store_float(values + 4 * ((panel * BLOCK + i) * LANES + lane), load_float(c.v_pages + place))
 
 
 @njit(inline="always")
-def attend_block(
-    dims, width, k_pages, v_pages, offsets, count, first, positions, group, window, queries, n, scratch, part
-):
-    """Top, total and sums of `n` queries over the `count` keys from position `first` on, into `part`.
+def attend_block(dims, width, c, tile, block, offsets, ahead, queries, keys, part):
+    """Top, total and sums of the tile's queries over one block of keys, into `part`.
 
-    positions: address of the tile's positions. scratch: from its keys on, part: see Layout. width: of a row of sums.
+    offsets: of these keys. ahead: of the next block's, which are asked for meanwhile. keys: scratch from there on, as
+    `Layout` has it. width: of a row of sums.
     """
-    keys = scratch
+    first = block * BLOCK
+    count = min(BLOCK, tile.highest + 1 - first)
     values = keys + 4 * BLOCK * dims
     scores = values + 4 * BLOCK * width
     strips = (count + WIDE * LANES - 1) // (WIDE * LANES)
     even = count + count % 2
-    capacity = (n + TALL - 1) // TALL * TALL
-    gather_keys(dims, k_pages, offsets, strips * WIDE, keys)
-    gather_values(dims, v_pages, offsets, even, values)
-    copy_tail(dims, k_pages, v_pages, offsets, min(BLOCK, strips * WIDE * LANES), keys, values)
-    for r in range(0, n, TALL):
-        score_tile(dims, tile_height(n - r), queries + 4 * dims * r, keys, scores + 4 * BLOCK * r, strips)
-    for r in range(n):
-        position = load_int(positions + 8 * (r // group)) - first
-        lowest = max(position - window + 1, 0) if window > 0 else 0
-        soften(dims, scores + 4 * BLOCK * r, lowest, position, part + 4 * r, part + 4 * (capacity + r))
-    for r in range(0, n, TALL):
-        sums = part + 8 * capacity + 4 * width * r
-        weigh_tile(dims, tile_height(n - r), scores + 4 * BLOCK * r, values, even, sums)
+    gather_keys(dims, c.k_pages, offsets, ahead, strips * WIDE, keys)
+    gather_values(dims, c.v_pages, offsets, ahead, even, values)
+    copy_tail(dims, c, offsets, min(BLOCK, strips * WIDE * LANES), keys, values)
+    for r in range(0, tile.n, TALL):
+        score_tile(dims, tile_height(tile.n - r), queries + 4 * dims * r, keys, scores + 4 * BLOCK * r, strips)
+    for r in range(tile.n):
+        position = load_int(c.positions + 8 * (tile.first + r // c.group)) - first
+        lowest = max(position - c.window + 1, 0) if c.window > 0 else 0
+        soften(dims, scores + 4 * BLOCK * r, lowest, position, part + 4 * r, part + 4 * (tile.height + r))
+    for r in range(0, tile.n, TALL):
+        sums = part + 8 * tile.height + 4 * width * r
+        weigh_tile(dims, tile_height(tile.n - r), scores + 4 * BLOCK * r, values, even, sums)
 
 
-@njit(inline="always")
-def copy_queries(dims, q, q_stride, first, n, group, head, scale, queries):
+@njit
+def copy_queries(dims, c, tile, head, scale, queries):
     """The tile's queries of one key head, scaled, row-major."""
-    for r in range(n):
-        source = q + (first + r // group) * q_stride + 4 * dims * (head * group + r % group)
+    for r in range(tile.n):
+        source = c.q + (tile.first + r // c.group) * c.q_stride + 4 * dims * (head * c.group + r % c.group)
         for i in range(dims):
             store_float(queries + 4 * (r * dims + i), load_float(source + 4 * i) * scale)
 
 
-@njit(inline="always")
-def begin(running, capacity, n, width):
+@njit
+def begin(width, tile, running):
     """A running part that has seen no key."""
-    for r in range(n):
+    for r in range(tile.n):
         store_float(running + 4 * r, NOTHING)
-        store_float(running + 4 * (capacity + r), 0.0)
+        store_float(running + 4 * (tile.height + r), 0.0)
         for i in range(width):
-            store_float(running + 4 * (2 * capacity + r * width + i), 0.0)
+            store_float(running + 4 * (2 * tile.height + r * width + i), 0.0)
 
 
 @njit(inline="always")
-def fold_all(dims, width, running, part, capacity, n):
-    for r in range(n):
-        sums = 4 * (2 * capacity + r * width)
-        top, total = 4 * r, 4 * (capacity + r)
+def fold_all(dims, width, tile, running, part):
+    for r in range(tile.n):
+        sums = 4 * (2 * tile.height + r * width)
+        top, total = 4 * r, 4 * (tile.height + r)
         fold(dims, running + top, running + total, running + sums, part + top, part + total, part + sums)
 
 
 @njit(inline="always")
-def finish_all(dims, width, running, capacity, n, out, first, group, heads, head):
-    for r in range(n):
-        place = out + 4 * dims * ((first + r // group) * heads + head * group + r % group)
-        finish(dims, running + 4 * (capacity + r), running + 4 * (2 * capacity + r * width), place)
+def finish_all(dims, width, c, tile, head, running):
+    for r in range(tile.n):
+        query = (tile.first + r // c.group) * c.kv_heads * c.group + head * c.group + r % c.group
+        sums = running + 4 * (2 * tile.height + r * width)
+        finish(dims, running + 4 * (tile.height + r), sums, c.out + 4 * dims * query)
+
+
+@njit(inline="always")
+def attend_task(dims, width, c, tile, scratch, scale, task, first_head, first_block, blocks):
+    """Some key heads over some blocks, one head after the other; each block's offsets are made one block ahead."""
+    capacity = (c.tile * c.group + TALL - 1) // TALL * TALL
+    queries = scratch + 16 * BLOCK
+    keys = queries + 4 * dims * capacity
+    part = keys + 4 * BLOCK * (dims + width + capacity)
+    running = part + c.part_size
+    page_offsets(c, tile, 4 * dims, first_block, first_head, scratch)
+    for step in range(c.heads * blocks):
+        head, block = first_head + step // blocks, first_block + step % blocks
+        offsets = scratch + step % 2 * 8 * BLOCK
+        ahead = offsets
+        if step + 1 < c.heads * blocks:
+            ahead = scratch + (step + 1) % 2 * 8 * BLOCK
+            page_offsets(c, tile, 4 * dims, first_block + (step + 1) % blocks, first_head + (step + 1) // blocks, ahead)
+        if block == first_block:
+            copy_queries(dims, c, tile, head, scale, queries)
+            begin(width, tile, running)
+        place = c.parts + task * c.part_size if c.parts else part
+        attend_block(dims, width, c, tile, block, offsets, ahead, queries, keys, place)
+        if not c.parts:
+            fold_all(dims, width, tile, running, part)
+            if block + 1 == first_block + blocks:
+                finish_all(dims, width, c, tile, head, running)
 
 
 def attend_kernel(dims: int) -> CFunc:
@@ -176,51 +255,22 @@ def attend_kernel(dims: int) -> CFunc:
     @cfunc("void(int64, int64)", cache=True, error_model="numpy")
     def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
-        (
-            q, q_stride, positions, offsets, table, table_stride, k_pages, v_pages, out, rows,
-            kv_heads, group, page_size, window, tile, scratch, scratch_size, parts, part_size,
-        ) = load_ints(a + 8, ARGUMENTS)  # fmt: skip
-        scale = load_double(a + 8 + 8 * ARGUMENTS)
-        scratch += thread * scratch_size
-        capacity = (tile * group + TALL - 1) // TALL * TALL
-        queries = scratch + 8 * BLOCK
-        keys = queries + 4 * dims * capacity
-        own_part = keys + 4 * BLOCK * (dims + width + capacity)
-        running = own_part + 4 * capacity * (2 + width)
-        line = 4 * dims
-        head_bytes = page_size * line
+        c = Arguments(*load_ints(a + 8, FIELDS))
+        scale = load_double(a + 8 + 8 * FIELDS)
+        scratch = c.scratch + thread * c.scratch_size
         task, seen = take(a), 0
-        for row in range(rows):
-            row_table = table + row * table_stride
-            end = load_int(offsets + 8 * row + 8)
-            for first in range(load_int(offsets + 8 * row), end, tile):
-                stop = min(end, first + tile)
-                n = (stop - first) * group
-                height = (n + TALL - 1) // TALL * TALL
-                start, after, highest = span(positions, window, first, stop)
-                pieces = after - start if parts else 1
-                while task < seen + kv_heads * pieces:
-                    head, piece = divmod(task - seen, pieces)
-                    copy_queries(dims, q, q_stride, first, n, group, head, scale, queries)
-                    if not parts:
-                        begin(running, height, n, width)
-                    for block in range(start + piece, after if not parts else start + piece + 1):
-                        key = block * BLOCK
-                        count = min(BLOCK, highest + 1 - key)
-                        page_offsets(
-                            scratch, row_table, key, count, page_size, kv_heads * head_bytes, line, head * head_bytes
-                        )
-                        place = parts + task * part_size if parts else own_part
-                        attend_block(
-                            dims, width, k_pages, v_pages, scratch, count, key, positions + 8 * first,
-                            group, window, queries, n, keys, place,
-                        )  # fmt: skip
-                        if not parts:
-                            fold_all(dims, width, running, own_part, height, n)
-                    if not parts:
-                        finish_all(dims, width, running, height, n, out, first, group, kv_heads * group, head)
+        for row in range(c.rows):
+            end = load_int(c.offsets + 8 * row + 8)
+            for first in range(load_int(c.offsets + 8 * row), end, c.tile):
+                tile = make_tile(c, row, first, end)
+                pieces = tile.after - tile.start if c.parts else 1
+                blocks = 1 if c.parts else tile.after - tile.start
+                tasks = c.kv_heads // c.heads * pieces
+                while task < seen + tasks:
+                    group, piece = divmod(task - seen, pieces)
+                    attend_task(dims, width, c, tile, scratch, scale, task, group * c.heads, tile.start + piece, blocks)
                     task = take(a)
-                seen += kv_heads * pieces
+                seen += tasks
 
     return kernel
 
@@ -232,29 +282,23 @@ def fold_kernel(dims: int) -> CFunc:
     @cfunc("void(int64, int64)", cache=True, error_model="numpy")
     def kernel(a, thread):
         source  # noqa: B018
-        (
-            _, _, positions, offsets, _, _, _, _, out, rows,
-            kv_heads, group, _, window, tile, scratch, scratch_size, parts, part_size,
-        ) = load_ints(a + 8, ARGUMENTS)  # fmt: skip
-        running = scratch + thread * scratch_size
+        c = Arguments(*load_ints(a + 8, FIELDS))
+        running = c.scratch + thread * c.scratch_size
         task, number, seen = take(a), 0, 0
-        for row in range(rows):
-            end = load_int(offsets + 8 * row + 8)
-            for first in range(load_int(offsets + 8 * row), end, tile):
-                stop = min(end, first + tile)
-                n = (stop - first) * group
-                height = (n + TALL - 1) // TALL * TALL
-                start, after, _ = span(positions, window, first, stop)
-                for head in range(kv_heads):
+        for row in range(c.rows):
+            end = load_int(c.offsets + 8 * row + 8)
+            for first in range(load_int(c.offsets + 8 * row), end, c.tile):
+                tile = make_tile(c, row, first, end)
+                blocks = tile.after - tile.start
+                for head in range(c.kv_heads):
                     if number == task:
-                        begin(running, height, n, width)
-                        for piece in range(after - start):
-                            stored = parts + (seen + head * (after - start) + piece) * part_size
-                            fold_all(dims, width, running, stored, height, n)
-                        finish_all(dims, width, running, height, n, out, first, group, kv_heads * group, head)
+                        begin(width, tile, running)
+                        for piece in range(blocks):
+                            fold_all(dims, width, tile, running, c.parts + (seen + head * blocks + piece) * c.part_size)
+                        finish_all(dims, width, c, tile, head, running)
                         task = take(a)
                     number += 1
-                seen += kv_heads * (after - start)
+                seen += c.kv_heads * blocks
 
     return kernel
 

@@ -34,6 +34,7 @@ from overdrive.device.cpu.lanes import (
     load_lanes,
     loop,
     maximum,
+    prefetch,
     splat,
     store,
     store_some,
@@ -73,18 +74,23 @@ def _piece(names: str, emit: Emit):
 
 
 def _gather_keys(b: Builder, dims: int, arguments: list[Value]) -> None:
-    base, offsets, panels, out = arguments
+    """Panels of [dims, 16 keys] from keys at byte `offsets`; meanwhile ask for those at the offsets `ahead`."""
+    base, offsets, ahead, panels, out = arguments
 
     def panel(p: Value, _: list[Value]) -> list[Value]:
-        first = at(b, offsets, b.mul(p, integer(8 * LANES)))
-        keys = [b.add(base, load(b, at(b, first, 8 * lane), i64, 8)) for lane in range(LANES)]
-        place = at(b, out, b.mul(p, integer(4 * LANES * dims)))
+        place = b.mul(p, integer(8 * LANES))
+        keys = [b.add(base, load(b, at(b, at(b, offsets, place), 8 * lane), i64, 8)) for lane in range(LANES)]
+        coming = [b.add(base, load(b, at(b, at(b, ahead, place), 8 * lane), i64, 8)) for lane in range(LANES)]
+        target = at(b, out, b.mul(p, integer(4 * LANES * dims)))
 
         def columns(c: Value, _: list[Value]) -> list[Value]:
-            lines = [load_lanes(b, at(b, key, b.mul(c, integer(4 * LANES)))) for key in keys]
-            target = at(b, place, b.mul(c, integer(4 * LANES * LANES)))
+            offset = b.mul(c, integer(4 * LANES))
+            for key in coming:
+                prefetch(b, b.add(key, offset))
+            lines = [load_lanes(b, b.add(key, offset)) for key in keys]
+            corner = at(b, target, b.mul(c, integer(4 * LANES * LANES)))
             for i, line in enumerate(transpose(b, lines)):
-                store(b, line, at(b, target, 4 * LANES * i))
+                store(b, line, at(b, corner, 4 * LANES * i))
             return []
 
         loop(b, dims // LANES, [], columns)
@@ -94,12 +100,16 @@ def _gather_keys(b: Builder, dims: int, arguments: list[Value]) -> None:
 
 
 def _gather_values(b: Builder, dims: int, arguments: list[Value]) -> None:
-    base, offsets, count, out = arguments
+    """Panels of [BLOCK keys, 16 of dims], the same way."""
+    base, offsets, ahead, count, out = arguments
 
     def key(k: Value, _: list[Value]) -> list[Value]:
-        source = b.add(base, load(b, at(b, offsets, b.mul(k, integer(8))), i64, 8))
+        place = b.mul(k, integer(8))
+        source = b.add(base, load(b, at(b, offsets, place), i64, 8))
+        coming = b.add(base, load(b, at(b, ahead, place), i64, 8))
         target = at(b, out, b.mul(k, integer(4 * LANES)))
         for p in range(dims // LANES):
+            prefetch(b, at(b, coming, 4 * LANES * p))
             store(b, load_lanes(b, at(b, source, 4 * LANES * p)), at(b, target, 4 * LANES * BLOCK * p))
         return []
 
@@ -199,8 +209,8 @@ def _finish(b: Builder, dims: int, arguments: list[Value]) -> None:
         store_some(b, value, at(b, out, 4 * LANES * p), integer(dims - p * LANES))
 
 
-gather_keys = _piece("base offsets panels out", _gather_keys)
-gather_values = _piece("base offsets count out", _gather_values)
+gather_keys = _piece("base offsets ahead panels out", _gather_keys)
+gather_values = _piece("base offsets ahead count out", _gather_values)
 score_tile = _piece("height queries keys scores strips", _score_tile)
 weigh_tile = _piece("height weights values count sums", _weigh_tile)
 soften = _piece("scores lowest highest top total", _soften)

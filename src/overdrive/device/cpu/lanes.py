@@ -70,6 +70,14 @@ def store(b: Builder, value: Value, address: Value, align: int = 4) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
 
 
+def prefetch(b: Builder, address: Value) -> None:
+    """Ask for the cache line at `address`; any address will do."""
+    pointer = b.inttoptr(address, i8.as_pointer())
+    words = [ir.Constant(i32, word) for word in (0, 2, 1)]  # to be read, into the second level, data
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, *[i32] * 3])
+    b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0"), [pointer, *words])
+
+
 def broadcast(b: Builder, scalar: Value) -> Value:
     """One scalar in every lane."""
     kind = ir.VectorType(scalar.type, LANES)
