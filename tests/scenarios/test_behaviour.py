@@ -115,6 +115,15 @@ def test_a_crowd_that_leaves_takes_nobody_with_it(make_server, options) -> None:
     assert server.ask(prompt=prompts[0], max_tokens=48)[0][0].text == solo[prompts[0]]
 
 
+def test_a_free_row_is_served_where_nobody_may_wait(make_server) -> None:
+    """--max-queue 0: as many requests as rows at once, and all of them run."""
+    server: Server = make_server(max_queue=0, max_rows=4)
+    choices, _ = server.ask(n=4, max_tokens=8, temperature=1, seed=1)
+    assert len({choice.text for choice in choices}) == 4
+    refused = server.post(n=5, max_tokens=8)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
 def test_a_second_turn_reports_what_it_found_with_and_without_speculation(make_server) -> None:
     cached = {}
     for drafts in (0, 7):

@@ -6,7 +6,9 @@ import pytest
 
 from .servers import OFF, Server, without_speed
 
-SPEEDS = [{"draft": draft, "drafts": k, "overlap": o} for draft, k in (("ngram", 1), ("ngram", 7)) for o in ("on", "off")]
+SPEEDS = [
+    {"draft": draft, "drafts": k, "overlap": o} for draft, k in (("ngram", 1), ("ngram", 7)) for o in ("on", "off")
+]
 SPEEDS += [{"draft": "none"}, {"drafts": 0}, {"drafts": 15, "overlap": "on"}]
 every_speed = pytest.mark.parametrize("speed", SPEEDS, ids=str)
 
