@@ -225,14 +225,21 @@ def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
 def count_pages(loaded: Loaded, options: EngineOptions) -> int:
     """Pages of the KV cache, the scratch page included: as asked, or a share of the memory that is left.
 
-    Never more than all rows at full length could fill. Raises OverdriveError when not even a page for each row fits.
+    The share is never more than all rows at full length could fill. Raises OverdriveError when what was asked does not
+    fit, or not even a page for each row.
     """
     size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.config
-    if options.memory.kv_tokens:
-        return 1 + -(-options.memory.kv_tokens // size)
     page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * loaded.transformer.dtype.itemsize
+    free = available_bytes()
+    if asked := -(-options.memory.kv_tokens // size):
+        if asked * page_bytes > free:
+            raise OverdriveError(
+                f"--kv-tokens {options.memory.kv_tokens} needs {asked * page_bytes >> 20} MiB of memory, "
+                f"{free >> 20} MiB are free"
+            )
+        return 1 + asked
     most = rows * -(-(loaded.max_model_len + OVERSHOOT) // size)
-    pages = min(most, int(available_bytes() * KV_SHARE) // page_bytes)
+    pages = min(most, int(free * KV_SHARE) // page_bytes)
     if pages < rows:
         raise OverdriveError(
             f"not enough memory for a KV cache: {pages} pages of {page_bytes} bytes for {rows} rows; "

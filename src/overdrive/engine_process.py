@@ -108,8 +108,8 @@ def run_engine(model: str, options: EngineOptions, address: str) -> None:
 
     try:
         engine = build(model, options, progress, precompiler=precompiler)
-    except OverdriveError as error:
-        link.send(Failed(str(error)))
+    except (OverdriveError, MemoryError, RuntimeError) as error:  # torch's word for too little memory is RuntimeError
+        link.send(Failed(_reason(error)))
         link.close()
         return
     link.send(Ready(engine.info))
@@ -118,3 +118,11 @@ def run_engine(model: str, options: EngineOptions, address: str) -> None:
     finally:
         engine.close()
         link.close()
+
+
+def _reason(error: Exception) -> str:
+    """Why the engine could not be built, in one line."""
+    if isinstance(error, OverdriveError):
+        return str(error)
+    said = next(iter(str(error).splitlines()), "") or "not enough memory"
+    return f"the engine cannot be set up with these options: {said}"

@@ -52,7 +52,7 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises BadRequest when it can never fit or the queue is full."""
         self.check(len(request.prompt), request.params.max_tokens)
-        if len(self.waiting) >= self.limits.max_queue:
+        if len(self.waiting) >= self.limits.max_queue + len(self._slots):  # a free slot is no queue
             raise BadRequest(
                 f"the queue is full ({self.limits.max_queue} requests wait)", code="queue_full", status=429
             )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from overdrive.errors import BadRequest
 
+MAX_SHOWN = 100  # characters of a field's name in a message
 _UNION_BRANCH = re.compile(r"(str|int|list\[.*|constrained-.*|nullable.*)$")
 
 
@@ -42,8 +43,13 @@ def _path(loc: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not _UNION_BRANCH.match(part):
-            path += f".{part}" if path else part
+            path += f".{_shown(part)}" if path else _shown(part)
     return path
+
+
+def _shown(name: str) -> str:
+    """A client's own word, so that no line break, control sequence or megabyte of it gets into messages and logs."""
+    return name[:MAX_SHOWN] if name.isprintable() else repr(name[:MAX_SHOWN])[1:-1]
 
 
 def _plain(message: str) -> str:

@@ -166,12 +166,20 @@ def engine_process(model: str, options: EngineOptions, address: str) -> None:
 
 
 class FakeServer:
-    """The real application under uvicorn in a thread, linked to a FakeEngine."""
+    """The real application under uvicorn in a thread, linked to a FakeEngine, or to what `serve_engine` runs."""
 
-    def __init__(self, address: str, info: EngineInfo = INFO, **options: object) -> None:
+    def __init__(
+        self,
+        address: str,
+        info: EngineInfo = INFO,
+        serve_engine: Callable[[str], None] | None = None,
+        **options: object,
+    ) -> None:
+        """serve_engine: serves at the address of the link until it is told to stop."""
         self._address = address
         self._options = ServerOptions(**options)
         self.engine = FakeEngine(info=info)
+        self._serve_engine = serve_engine or self.engine.serve
         self._socket = listen(ServerOptions(port=0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._ready = threading.Event()
@@ -182,7 +190,7 @@ class FakeServer:
     async def _serve(self) -> None:
         self.gate = Gate(self._options, Metrics())
         self.client = EngineClient(self._address)
-        engine_thread = threading.Thread(target=self.engine.serve, args=(self._address,), daemon=True)
+        engine_thread = threading.Thread(target=self._serve_engine, args=(self._address,), daemon=True)
         engine_thread.start()
         reader = asyncio.create_task(self.client.run())
         tokenizer = ByteTokenizer()
@@ -194,6 +202,7 @@ class FakeServer:
         self.loop = asyncio.get_running_loop()
         self.loop.call_later(0.05, self._ready.set)
         await self.uvicorn.serve([self._socket])
+        self.client.stop()
         self.engine.closed.set()
         engine_thread.join()
         reader.cancel()

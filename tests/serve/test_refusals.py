@@ -140,6 +140,13 @@ def test_bytes_that_are_no_request_are_400(http, body):
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("name", ["\n\x1b[31mred", "\u2028", "y" * 100_000], ids=["control", "separator", "long"])
+def test_a_field_name_cannot_get_control_characters_or_length_into_messages(http, name):
+    error = http.post("/v1/completions", json={**TEXT, name: 1}).json()["error"]
+    assert error["message"].isprintable() and error["param"].isprintable()
+    assert len(error["message"]) < 300
+
+
 def test_too_long_names_both_numbers(http):
     message = http.post("/v1/completions", json={**TEXT, "prompt": "x" * 300}).json()["error"]["message"]
     assert "301" in message
@@ -235,6 +242,17 @@ def test_a_client_that_leaves_aborts_its_request(server, stream):
     _wait(lambda: len(server.engine.aborts) == 2)
     assert sorted(server.engine.aborts) == sorted(submit.id for submit in server.engine.submits)
     assert server.client.active == 0
+
+
+def test_a_client_that_leaves_within_its_body_is_no_failure(http, server, caplog):
+    """Nor anything for the log: clients break connections all the time."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\n{{".encode())
+        time.sleep(0.1)
+    left = 'overdrive_requests_total{endpoint="/v1/completions",status="499"}'
+    _wait(lambda: left in http.get("/metrics").text)
+    assert not caplog.records
 
 
 def test_a_client_that_leaves_a_running_stream_aborts_it(client, server):

@@ -133,6 +133,20 @@ def test_a_second_signal_stops_at_once_and_says_so(run):
     assert server.end()[0] == 0
 
 
+def test_a_body_that_never_comes_whole_does_not_hold_the_server_up(run):
+    """The server goes down with 503 for it, and with no traceback."""
+    server = run("tiny").wait_ready()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\n{{".encode())
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        code, errors = server.end()
+        assert code == 0
+        assert "Traceback" not in errors
+        assert connection.recv(1000).startswith(b"HTTP/1.1 503")
+
+
 def test_a_dead_engine_is_an_error_and_then_503(run):
     server = run("slow").wait_ready()
     thread, lines = _streaming(server)

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from overdrive import __version__
 from overdrive.errors import BadRequest
@@ -23,12 +24,12 @@ from overdrive.parameters import check_ids
 from overdrive.serve.chat import chat_completion, chat_prompt
 from overdrive.serve.completions import text_completion
 from overdrive.serve.faults import ServerFault, error_response
-from overdrive.serve.guards import Authorise, CountRequests
+from overdrive.serve.guards import Authorise, CountRequests, EndQuietly
 from overdrive.serve.openapi import body, document
 from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
 from overdrive.serve.service import Closed, Gate, Service, off_loop
-from overdrive.serve.stream import json_response
+from overdrive.serve.stream import ClientGone, json_response
 from overdrive.strict import Model, invalid
 
 log = logging.getLogger("overdrive.serve")
@@ -51,12 +52,16 @@ def create_app(gate: Gate) -> FastAPI:
     if gate.options.cors_origin:
         origins = list(gate.options.cors_origin)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(EndQuietly)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     return app
 
 
 async def read_body(request: Request, model: type[M], gate: Gate) -> M:
-    """The request's body as `model`. Raises BadRequest: 413 when it is too large, 400 when it is not valid."""
+    """The request's body as `model`. Raises BadRequest: 413 when it is too large, 400 when it is not valid.
+
+    Raises ClientGone when the client leaves in the middle of it.
+    """
     limit = gate.options.max_body_bytes
     declared = request.headers.get("content-length", "0")
     data = bytearray()
@@ -69,6 +74,8 @@ async def read_body(request: Request, model: type[M], gate: Gate) -> M:
                         break
         except TimeoutError:
             raise BadRequest(f"the body did not arrive within {BODY_SECONDS} seconds", "", "timeout", 408) from None
+        except ClientDisconnect:
+            raise ClientGone from None
     if len(data) > limit or (declared.isdigit() and int(declared) > limit):
         size = max(len(data), int(declared) if declared.isdigit() else 0)
         raise BadRequest(f"the body has {size} bytes or more, the limit is {limit}", "", "request_too_large", 413)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from overdrive.errors import BadRequest
-from overdrive.serve.faults import error_response
+from overdrive.serve.faults import ServerFault, error_response
 
 OPEN_PATHS = frozenset({"/", "/health"})  # a browser and a load balancer have no key; neither shows any text
 
@@ -52,3 +53,28 @@ class CountRequests:
             await send(message)
 
         await self._app(scope, receive, counted)
+
+
+class EndQuietly:
+    """A request that the server cancels as it goes down, its body never whole, is answered with 503 at last.
+
+    uvicorn would otherwise log the cancellation as a failure of the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            await error_response(ServerFault("the server is shutting down", status=503))(scope, receive, send)
