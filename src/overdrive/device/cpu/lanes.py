@@ -16,6 +16,8 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
+from overdrive.errors import OverdriveError
+
 LANES = 16
 
 i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -25,6 +27,13 @@ i32x16 = ir.VectorType(i32, LANES)
 
 Value: TypeAlias = ir.Value
 Builder: TypeAlias = ir.IRBuilder
+
+
+def check_machine() -> None:
+    """Raises OverdriveError where a multiply-add or a half-precision number would have to be emulated."""
+    machine, _, features = cpu_target.target_context.codegen().magic_tuple()
+    if machine.startswith("x86_64") and not {"+fma", "+f16c"} <= set(features.split(",")):
+        raise OverdriveError("the CPU kernels need a processor with FMA and F16C instructions (made since 2013)")
 
 
 def accumulators() -> int:

@@ -19,6 +19,7 @@ import torch
 from numba.core.ccallback import CFunc
 from torch import Tensor
 
+from overdrive.device.cpu.lanes import check_machine
 from overdrive.device.cpu.team_kernels import SHARED_BYTES, runner, stopper, worker
 
 
@@ -54,6 +55,8 @@ class Team:
     """
 
     def __init__(self, threads: int) -> None:
+        """Raises OverdriveError on a processor that the kernels cannot run on."""
+        check_machine()
         self.threads = threads
         self._shared = np.zeros(SHARED_BYTES // 8, dtype=np.int64)
         self._address = self._shared.ctypes.data
