@@ -10,20 +10,30 @@ import torch
 from torch import Tensor
 
 from overdrive.device.batch import Batch
-from overdrive.device.cpu.attention_kernels import FIELDS, Arguments, Layout, attend_kernel, fold_kernel, store_kernel
+from overdrive.device.cpu.attention_kernels import (
+    FIELDS,
+    Arguments,
+    Layout,
+    attend_kernel,
+    direct_pages,
+    fold_kernel,
+    store_kernel,
+)
 from overdrive.device.cpu.attention_tiles import BLOCK
 from overdrive.device.cpu.team import Call, Team
 from overdrive.device.cpu.tiles import TALL
 from overdrive.errors import OverdriveError
 
 QUERIES = 48  # of a tile, about: enough to use a block of keys well from the first-level cache
-TASKS_PER_THREAD = 12  # with fewer, blocks become tasks of their own
+TASKS_PER_THREAD = 6  # with fewer, blocks become tasks of their own
 
 
 class PagedAttention:
     """Compiled attention for one head width, shared by all layers and steps.
 
     store: write the batch's keys and values; attend: softmax(q k^T scale) v over each token's visible positions.
+    Where `direct_pages` says so, keys lie transposed within their pages, sixteen at a time, [page_size / 16, D, 16]
+    instead of [page_size, D]: this class alone reads what it has written.
     """
 
     def __init__(self, team: Team, head_dim: int) -> None:
@@ -31,16 +41,17 @@ class PagedAttention:
         self._dims = head_dim
         self._attend = Call(team, attend_kernel(head_dim), "q" * FIELDS + "d")
         self._fold = Call(team, fold_kernel(head_dim), "q" * FIELDS + "d")
-        self._store = Call(team, store_kernel(head_dim), "q" * 10)
+        self._store = Call(team, store_kernel(head_dim), "q" * 11)
 
     def store(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, writes: Tensor) -> None:
         """k, v [T, Hkv, D], rows of any stride, go to places `writes` [T] of pages [n_pages, Hkv, page_size, D]."""
         tokens, kv_heads, dims = k.shape
         if k.stride()[1:] != (dims, 1) or v.stride()[1:] != (dims, 1) or dims != self._dims:
             raise OverdriveError(f"keys and values must be [T, heads, {self._dims}] with heads next to each other")
+        page_size = k_pages.shape[2]
         self._store(
             k.data_ptr(), v.data_ptr(), 4 * k.stride(0), 4 * v.stride(0), writes.data_ptr(), tokens,
-            k_pages.data_ptr(), v_pages.data_ptr(), kv_heads, k_pages.shape[2],
+            k_pages.data_ptr(), v_pages.data_ptr(), kv_heads, page_size, int(direct_pages(page_size, dims)),
         )  # fmt: skip
 
     def attend(
@@ -110,6 +121,7 @@ class PreparedAttention:
             parts=parts,
             part_size=layout.part,
             heads=self._heads,
+            direct=int(direct_pages(k_pages.shape[2], dims)),
         )
         self._owner._attend(*arguments, scale)
         if parts:

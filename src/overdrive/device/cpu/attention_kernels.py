@@ -1,8 +1,8 @@
 """Native kernels of paged attention.
 
-A task is a few tokens of one row (a query tile) and one key head; its *queries* are those tokens' query heads that read
-this key head, token-major. For each block of BLOCK keys: copy keys and values from their pages into panels, scores =
-queries x keys, softmax within the block, sums = weights x values; then fold the block into the running result:
+A task is a few tokens of one row (a query tile) and one or all key heads. A head's *queries* are the tile's query heads
+that read it, token-major. For each block of BLOCK keys: scores = queries x keys, softmax within the block, sums =
+weights x values; then fold the block into the running result:
 
     top' = max(top, block_top)    total' = total e^(top - top') + block_total e^(block_top - top')    sums' likewise
 
@@ -22,6 +22,7 @@ from numba.core.ccallback import CFunc
 from overdrive.device.cpu.attention_tiles import (
     BLOCK,
     NOTHING,
+    PANELS,
     finish,
     fold,
     gather_keys,
@@ -52,7 +53,8 @@ class Arguments(NamedTuple):
     """What `attend_kernel` and `fold_kernel` get, before the scale of the scores; addresses, bytes and counts.
 
     window: positions a token sees, 0 for all. tile: tokens of a query tile. heads: key heads of a task. parts: where
-    blocks that are tasks of their own leave their results, part_size each; 0 when they are not.
+    blocks that are tasks of their own leave their results, part_size each; 0 when they are not. direct: whether pages
+    consist of panels (`direct_pages`) and are read where they lie; otherwise each block is copied to scratch first.
     """
 
     q: int
@@ -75,6 +77,7 @@ class Arguments(NamedTuple):
     parts: int
     part_size: int
     heads: int
+    direct: int
 
 
 FIELDS = len(Arguments._fields)
@@ -94,11 +97,16 @@ class Tile(NamedTuple):
     pages: int
 
 
+def direct_pages(page_size: int, dims: int) -> bool:
+    """Whether pages are kept as panels: they hold whole panels of keys, and rows of values whole tiles."""
+    return page_size % LANES == 0 and dims == padded(dims)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Bytes of a task's scratch, for `queries` queries (a multiple of TALL) of `dims` each.
 
-    scratch: [offsets of keys][and of the next][queries][keys][values][scores][part][running part]
+    scratch: [places][and the next][offsets of keys][queries][scores][keys][values][part][running part]
     part: [tops][totals][sums]
     """
 
@@ -111,7 +119,7 @@ class Layout:
 
     @property
     def scratch(self) -> int:
-        copies = 16 * BLOCK + 4 * BLOCK * (self.dims + padded(self.dims))
+        copies = 16 * PANELS + 8 * BLOCK + 4 * (2 * BLOCK * self.dims + padded(self.dims))
         return -(-(copies + 4 * self.queries * (self.dims + BLOCK) + 2 * self.part) // 64) * 64
 
 
@@ -129,61 +137,57 @@ def make_tile(c, row, first, end):
 
 
 @njit
-def page_offsets(c, tile, line, block, head, offsets):
-    """Byte offsets of a block's keys in the pages; after the tile's last key, that one again. line: bytes of a key."""
-    first = block * BLOCK
-    count = min(BLOCK, tile.highest + 1 - first)
-    head_bytes = c.page_size * line
-    done = 0
-    while done < count:
-        page, slot = divmod(first + done, c.page_size)
-        place = (load_int32(tile.pages + 4 * page) * c.kv_heads + head) * head_bytes + slot * line
-        stop = min(count, done + c.page_size - slot)
-        while done < stop:
-            store_int(offsets + 8 * done, place)
-            place += line
-            done += 1
-    for i in range(count, BLOCK):
-        store_int(offsets + 8 * i, load_int(offsets + 8 * (count - 1)))
+def key_offset(c, tile, line, position, head):
+    """Byte offset of a position's key and value in the pages, if they lie one after the other. line: bytes of a key."""
+    page, slot = divmod(position, c.page_size)
+    return ((load_int32(tile.pages + 4 * page) * c.kv_heads + head) * c.page_size + slot) * line
+
+
+@njit
+def find_panels(c, tile, line, block, head, places):
+    """Byte offsets of a block's panels in direct pages; past the tile's last key, those of the panel that holds it."""
+    for panel in range(PANELS):
+        position = block * BLOCK + panel * LANES
+        last = tile.highest // LANES * LANES
+        store_int(places + 8 * panel, key_offset(c, tile, line, min(position, last), head))
 
 
 @njit(inline="always")
-def copy_tail(dims, c, offsets, count, keys, values):
-    """The columns of keys and values that do not fill 16 lanes."""
-    for column in range(dims - dims % LANES, dims):
-        for i in range(count):
+def copy_block(dims, c, tile, block, head, offsets, count, keys, values):
+    """A block of pages of any size as panels in scratch; whole panels of keys, the last key again past `count`."""
+    whole = (count + WIDE * LANES - 1) // (WIDE * LANES) * (WIDE * LANES)
+    for i in range(whole):
+        position = block * BLOCK + min(i, count - 1)
+        store_int(offsets + 8 * i, key_offset(c, tile, 4 * dims, position, head))
+    gather_keys(dims, c.k_pages, offsets, whole // LANES, keys)
+    gather_values(dims, c.v_pages, offsets, count, values)
+    for column in range(dims - dims % LANES, dims):  # what does not fill 16 lanes
+        for i in range(whole):
             place = load_int(offsets + 8 * i) + 4 * column
             panel, lane = divmod(i, LANES)
             store_float(keys + 4 * ((panel * dims + column) * LANES + lane), load_float(c.k_pages + place))
-            panel, lane = divmod(column, LANES)
-            store_float(values + 4 * ((panel * BLOCK + i) * LANES + lane), load_float(c.v_pages + place))
+            store_float(values + 4 * (i * dims + column), load_float(c.v_pages + place))
 
 
 @njit(inline="always")
-def attend_block(dims, width, c, tile, block, offsets, ahead, queries, keys, part):
+def attend_block(dims, width, c, tile, block, k_base, v_base, places, ahead, queries, scores, part):
     """Top, total and sums of the tile's queries over one block of keys, into `part`.
 
-    offsets: of these keys. ahead: of the next block's, which are asked for meanwhile. keys: scratch from there on, as
-    `Layout` has it. width: of a row of sums.
+    places: of its panels from k_base and v_base on. ahead: of the next block's, which are asked for meanwhile.
     """
     first = block * BLOCK
     count = min(BLOCK, tile.highest + 1 - first)
-    values = keys + 4 * BLOCK * dims
-    scores = values + 4 * BLOCK * width
     strips = (count + WIDE * LANES - 1) // (WIDE * LANES)
-    even = count + count % 2
-    gather_keys(dims, c.k_pages, offsets, ahead, strips * WIDE, keys)
-    gather_values(dims, c.v_pages, offsets, ahead, even, values)
-    copy_tail(dims, c, offsets, min(BLOCK, strips * WIDE * LANES), keys, values)
     for r in range(0, tile.n, TALL):
-        score_tile(dims, tile_height(tile.n - r), queries + 4 * dims * r, keys, scores + 4 * BLOCK * r, strips)
+        height, rows = tile_height(tile.n - r), queries + 4 * dims * r
+        score_tile(dims, height, rows, k_base, places, ahead, strips, scores + 4 * BLOCK * r)
     for r in range(tile.n):
         position = load_int(c.positions + 8 * (tile.first + r // c.group)) - first
         lowest = max(position - c.window + 1, 0) if c.window > 0 else 0
         soften(dims, scores + 4 * BLOCK * r, lowest, position, part + 4 * r, part + 4 * (tile.height + r))
     for r in range(0, tile.n, TALL):
-        sums = part + 8 * tile.height + 4 * width * r
-        weigh_tile(dims, tile_height(tile.n - r), scores + 4 * BLOCK * r, values, even, sums)
+        height, sums = tile_height(tile.n - r), part + 8 * tile.height + 4 * width * r
+        weigh_tile(dims, height, scores + 4 * BLOCK * r, v_base, places, ahead, count, sums)
 
 
 @njit
@@ -223,25 +227,36 @@ def finish_all(dims, width, c, tile, head, running):
 
 @njit(inline="always")
 def attend_task(dims, width, c, tile, scratch, scale, task, first_head, first_block, blocks):
-    """Some key heads over some blocks, one head after the other; each block's offsets are made one block ahead."""
+    """Some key heads over some blocks, one head after the other; each block's panels are found one block ahead."""
     capacity = (c.tile * c.group + TALL - 1) // TALL * TALL
-    queries = scratch + 16 * BLOCK
-    keys = queries + 4 * dims * capacity
-    part = keys + 4 * BLOCK * (dims + width + capacity)
+    offsets = scratch + 16 * PANELS
+    queries = offsets + 8 * BLOCK
+    scores = queries + 4 * dims * capacity
+    keys = scores + 4 * BLOCK * capacity
+    values = keys + 4 * BLOCK * dims
+    part = values + 4 * BLOCK * dims + 4 * width
     running = part + c.part_size
-    page_offsets(c, tile, 4 * dims, first_block, first_head, scratch)
+    k_base, v_base = (c.k_pages, c.v_pages) if c.direct else (keys, values)
+    for panel in range(2 * PANELS):  # where copies stand
+        store_int(scratch + 8 * panel, panel % PANELS * 4 * LANES * dims)
+    if c.direct:
+        find_panels(c, tile, 4 * dims, first_block, first_head, scratch)
     for step in range(c.heads * blocks):
         head, block = first_head + step // blocks, first_block + step % blocks
-        offsets = scratch + step % 2 * 8 * BLOCK
-        ahead = offsets
-        if step + 1 < c.heads * blocks:
-            ahead = scratch + (step + 1) % 2 * 8 * BLOCK
-            page_offsets(c, tile, 4 * dims, first_block + (step + 1) % blocks, first_head + (step + 1) // blocks, ahead)
+        places = scratch + step % 2 * 8 * PANELS
+        ahead = places
+        if c.direct and step + 1 < c.heads * blocks:
+            ahead = scratch + (step + 1) % 2 * 8 * PANELS
+            next_head, next_block = first_head + (step + 1) // blocks, first_block + (step + 1) % blocks
+            find_panels(c, tile, 4 * dims, next_block, next_head, ahead)
+        if not c.direct:
+            count = min(BLOCK, tile.highest + 1 - block * BLOCK)
+            copy_block(dims, c, tile, block, head, offsets, count, keys, values)
         if block == first_block:
             copy_queries(dims, c, tile, head, scale, queries)
             begin(width, tile, running)
         place = c.parts + task * c.part_size if c.parts else part
-        attend_block(dims, width, c, tile, block, offsets, ahead, queries, keys, place)
+        attend_block(dims, width, c, tile, block, k_base, v_base, places, ahead, queries, scores, place)
         if not c.parts:
             fold_all(dims, width, tile, running, part)
             if block + 1 == first_block + blocks:
@@ -310,16 +325,19 @@ def store_kernel(dims: int) -> CFunc:
     @cfunc("void(int64, int64)", cache=True, error_model="numpy")
     def kernel(a, thread):
         source  # noqa: B018
-        k, v, k_stride, v_stride, writes, tokens, k_pages, v_pages, kv_heads, page_size = load_ints(a + 8, 10)
+        k, v, k_stride, v_stride, writes, tokens, k_pages, v_pages, kv_heads, page_size, direct = load_ints(a + 8, 11)
         task = take(a)
         while task * STORED < tokens:
             for t in range(task * STORED, min(tokens, task * STORED + STORED)):
                 page, slot = divmod(load_int(writes + 8 * t), page_size)
+                # In a panel of keys the sixteen numbers of a column lie together.
+                start, step = (slot // LANES * LANES * dims + slot % LANES, LANES) if direct else (slot * dims, 1)
                 for head in range(kv_heads):
-                    place = 4 * dims * ((page * kv_heads + head) * page_size + slot)
+                    base = 4 * dims * page_size * (page * kv_heads + head)
                     for i in range(dims):
-                        store_float(k_pages + place + 4 * i, load_float(k + t * k_stride + 4 * (head * dims + i)))
-                        store_float(v_pages + place + 4 * i, load_float(v + t * v_stride + 4 * (head * dims + i)))
+                        element = 4 * (head * dims + i)
+                        store_float(k_pages + base + 4 * (start + i * step), load_float(k + t * k_stride + element))
+                        store_float(v_pages + base + 4 * (slot * dims + i), load_float(v + t * v_stride + element))
             task = take(a)
 
     return kernel

@@ -1,8 +1,8 @@
-"""Pieces of paged attention in explicit lanes: copying keys and values into panels, scores, softmax, weighted sums.
+"""Pieces of paged attention in explicit lanes: scores, softmax, weighted sums, and copies where pages do not fit.
 
-A block is BLOCK keys at absolute positions. Its keys lie transposed, PANELS panels of [D, 16 keys]; its values as
-panels of [BLOCK keys, 16 of D]; so scores and weighted sums are the same tiles that the linear layers use. Queries,
-scores and sums are row-major; `dims` is the head width D, `padded(dims)` the width of a row of sums.
+A block is BLOCK keys at absolute positions, in PANELS panels of 16. A panel of keys lies transposed, [D, 16 keys]; a
+panel of values as it is, [16 keys, D]; both at the same place within the memory of keys and of values. Queries, scores
+and sums are row-major; `dims` is the head width D, `padded(dims)` the width of a row of sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from overdrive.device.cpu.formats import FLOAT32
 from overdrive.device.cpu.lanes import (
     LANES,
     Builder,
@@ -41,7 +40,7 @@ from overdrive.device.cpu.lanes import (
     switch,
     transpose,
 )
-from overdrive.device.cpu.tiles import STEP, TALL, WIDE, Activations, product, zeros
+from overdrive.device.cpu.tiles import STEP, TALL, WIDE, zeros
 
 BLOCK = 128
 PANELS = BLOCK // LANES
@@ -74,20 +73,16 @@ def _piece(names: str, emit: Emit):
 
 
 def _gather_keys(b: Builder, dims: int, arguments: list[Value]) -> None:
-    """Panels of [dims, 16 keys] from keys at byte `offsets`; meanwhile ask for those at the offsets `ahead`."""
-    base, offsets, ahead, panels, out = arguments
+    """Panels of keys from single keys at byte `offsets`, whole lanes of them."""
+    base, offsets, panels, out = arguments
 
     def panel(p: Value, _: list[Value]) -> list[Value]:
-        place = b.mul(p, integer(8 * LANES))
-        keys = [b.add(base, load(b, at(b, at(b, offsets, place), 8 * lane), i64, 8)) for lane in range(LANES)]
-        coming = [b.add(base, load(b, at(b, at(b, ahead, place), 8 * lane), i64, 8)) for lane in range(LANES)]
+        place = at(b, offsets, b.mul(p, integer(8 * LANES)))
+        keys = [b.add(base, load(b, at(b, place, 8 * lane), i64, 8)) for lane in range(LANES)]
         target = at(b, out, b.mul(p, integer(4 * LANES * dims)))
 
         def columns(c: Value, _: list[Value]) -> list[Value]:
-            offset = b.mul(c, integer(4 * LANES))
-            for key in coming:
-                prefetch(b, b.add(key, offset))
-            lines = [load_lanes(b, b.add(key, offset)) for key in keys]
+            lines = [load_lanes(b, at(b, key, b.mul(c, integer(4 * LANES)))) for key in keys]
             corner = at(b, target, b.mul(c, integer(4 * LANES * LANES)))
             for i, line in enumerate(transpose(b, lines)):
                 store(b, line, at(b, corner, 4 * LANES * i))
@@ -100,65 +95,99 @@ def _gather_keys(b: Builder, dims: int, arguments: list[Value]) -> None:
 
 
 def _gather_values(b: Builder, dims: int, arguments: list[Value]) -> None:
-    """Panels of [BLOCK keys, 16 of dims], the same way."""
-    base, offsets, ahead, count, out = arguments
+    """Values at byte `offsets` one after the other, whole lanes of them."""
+    base, offsets, count, out = arguments
 
     def key(k: Value, _: list[Value]) -> list[Value]:
-        place = b.mul(k, integer(8))
-        source = b.add(base, load(b, at(b, offsets, place), i64, 8))
-        coming = b.add(base, load(b, at(b, ahead, place), i64, 8))
-        target = at(b, out, b.mul(k, integer(4 * LANES)))
+        source = b.add(base, load(b, at(b, offsets, b.mul(k, integer(8))), i64, 8))
+        target = at(b, out, b.mul(k, integer(4 * dims)))
         for p in range(dims // LANES):
-            prefetch(b, at(b, coming, 4 * LANES * p))
-            store(b, load_lanes(b, at(b, source, 4 * LANES * p)), at(b, target, 4 * LANES * BLOCK * p))
+            store(b, load_lanes(b, at(b, source, 4 * LANES * p)), at(b, target, 4 * LANES * p))
         return []
 
     loop(b, count, [], key)
 
 
-def _tile_product(
-    b: Builder,
-    height: Value,
-    x: Value,
-    x_width: int,
-    panels: Value,
-    panel_rows: int,
-    inputs: Value,
-    y: Value,
-    y_width: int,
-    strips: Value,
-) -> None:
-    """y[height, strips of WIDE panels] = x[height, inputs] times panels of [panel_rows, 16]; x and y row-major."""
-    size = 4 * LANES * panel_rows
+def _accumulate(
+    b: Builder, lines: list[Value], coming: list[Value], stride: int, x: list[Value], count: Value, sums: list[Value]
+) -> list[Value]:
+    """sums[row, line] += x[row][i] * (16 numbers at line + i * stride), i below count; asks for those at `coming`."""
 
-    def case(rows: int) -> None:
-        def strip(j: Value, _: list[Value]) -> list[Value]:
-            first = at(b, panels, b.mul(j, integer(WIDE * size)))
-            tile = Activations(x, 4, 4 * x_width)
-            strip_panels = [at(b, first, size * p) for p in range(WIDE)]
-            sums = product(b, FLOAT32, strip_panels, tile, rows, inputs, zeros(rows * WIDE))
-            for index, total in enumerate(sums):
-                r, p = divmod(index, WIDE)
-                place = at(b, y, b.mul(j, integer(4 * LANES * WIDE)))
-                store(b, total, at(b, place, 4 * (r * y_width + p * LANES)))
-            return []
+    def step(i: Value, values: list[Value]) -> list[Value]:
+        offset = b.mul(i, integer(stride))
+        for address in coming:
+            prefetch(b, b.add(address, offset))
+        weights = [load_lanes(b, b.add(line, offset)) for line in lines]
+        elements = [broadcast_load(b, b.add(row, b.mul(i, integer(4)))) for row in x]
+        products = [(element, weight) for element in elements for weight in weights]
+        return [fma(b, *pair, total) for pair, total in zip(products, values, strict=True)]
 
-        loop(b, strips, [], strip)
+    return loop(b, count, sums, step)
 
+
+def _place(b: Builder, base: Value, places: Value, panel: Value) -> Value:
+    return b.add(base, load(b, at(b, places, b.mul(panel, integer(8))), i64, 8))
+
+
+def _rows(b: Builder, first: Value, count: int, stride: int) -> list[Value]:
+    return [at(b, first, stride * r) for r in range(count)]
+
+
+def _by_height(b: Builder, height: Value, case: Callable[[int], None]) -> None:
     heights = range(STEP, TALL + 1, STEP)
     switch(b, height, {rows: partial(case, rows) for rows in heights}, {rows: rows for rows in heights})
 
 
+def _store_rows(b: Builder, sums: list[Value], target: Value, width: int) -> None:
+    for index, total in enumerate(sums):
+        r, p = divmod(index, WIDE)
+        store(b, total, at(b, target, 4 * (r * width + p * LANES)))
+
+
 def _score_tile(b: Builder, dims: int, arguments: list[Value]) -> None:
-    height, queries, keys, scores, count = arguments
-    _tile_product(b, height, queries, dims, keys, dims, integer(dims), scores, BLOCK, count)
+    """scores[height, BLOCK] = queries[height, dims] x keys, for `strips` of WIDE panels at the eight `places`."""
+    height, queries, k_base, places, ahead, strips, scores = arguments
+
+    def case(rows: int) -> None:
+        def strip(j: Value, _: list[Value]) -> list[Value]:
+            panels = [b.add(b.mul(j, integer(WIDE)), integer(p)) for p in range(WIDE)]
+            lines = [_place(b, k_base, places, panel) for panel in panels]
+            coming = [_place(b, k_base, ahead, panel) for panel in panels]
+            x = _rows(b, queries, rows, 4 * dims)
+            sums = _accumulate(b, lines, coming, 4 * LANES, x, integer(dims), zeros(rows * WIDE))
+            _store_rows(b, sums, at(b, scores, b.mul(j, integer(4 * LANES * WIDE))), BLOCK)
+            return []
+
+        loop(b, strips, [], strip)
+
+    _by_height(b, height, case)
 
 
 def _weigh_tile(b: Builder, dims: int, arguments: list[Value]) -> None:
-    height, weights, values, keys, sums = arguments
-    width = padded(dims)
-    count = integer(width // (WIDE * LANES))
-    _tile_product(b, height, weights, BLOCK, values, BLOCK, keys, sums, width, count)
+    """sums[height, padded(dims)] = weights[height, BLOCK] x values, for the first `count` keys."""
+    height, weights, v_base, places, ahead, count, sums = arguments
+    panels = b.sdiv(b.add(count, integer(LANES - 1)), integer(LANES))
+
+    def case(rows: int) -> None:
+        def strip(j: Value, _: list[Value]) -> list[Value]:
+            column = b.mul(j, integer(4 * LANES * WIDE))
+
+            def panel(k: Value, totals: list[Value]) -> list[Value]:
+                first = b.mul(k, integer(LANES))
+                left = b.sub(count, first)
+                some = b.select(b.icmp_signed("<", left, integer(LANES)), left, integer(LANES))
+                own, next_ = (at(b, _place(b, v_base, where, k), column) for where in (places, ahead))
+                lines, coming = ([at(b, place, 4 * LANES * p) for p in range(WIDE)] for place in (own, next_))
+                x = _rows(b, at(b, weights, b.mul(first, integer(4))), rows, 4 * BLOCK)
+                return _accumulate(b, lines, coming, 4 * dims, x, some, totals)
+
+            totals = loop(b, panels, zeros(rows * WIDE), panel)
+            _store_rows(b, totals, at(b, sums, column), padded(dims))
+            return []
+
+        loop(b, padded(dims) // (WIDE * LANES), [], strip)
+
+    _by_height(b, height, case)
 
 
 def _soften(b: Builder, dims: int, arguments: list[Value]) -> None:
@@ -209,10 +238,10 @@ def _finish(b: Builder, dims: int, arguments: list[Value]) -> None:
         store_some(b, value, at(b, out, 4 * LANES * p), integer(dims - p * LANES))
 
 
-gather_keys = _piece("base offsets ahead panels out", _gather_keys)
-gather_values = _piece("base offsets ahead count out", _gather_values)
-score_tile = _piece("height queries keys scores strips", _score_tile)
-weigh_tile = _piece("height weights values count sums", _weigh_tile)
+gather_keys = _piece("base offsets panels out", _gather_keys)
+gather_values = _piece("base offsets count out", _gather_values)
+score_tile = _piece("height queries k_base places ahead strips scores", _score_tile)
+weigh_tile = _piece("height weights v_base places ahead count sums", _weigh_tile)
 soften = _piece("scores lowest highest top total", _soften)
 fold = _piece("run_top run_total run_sums top total sums", _fold)
 finish = _piece("total sums out", _finish)
