@@ -45,10 +45,14 @@ def logprobs(logits: Tensor, tokens: Tensor, n: int) -> Logprobs:
 
 
 def _best(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Ids and values of the n largest per row. Repeated argmax, since topk leaves the order of equals open."""
-    left, ids = x.clone(), []
-    for _ in range(n):
-        ids.append(left.argmax(dim=1, keepdim=True))
-        left.scatter_(1, ids[-1], -torch.inf)
-    best = torch.cat(ids, dim=1) if ids else torch.zeros((len(x), 0), dtype=torch.int64, device=x.device)
-    return best, x.gather(1, best)
+    """Ids and values of the n largest per row, equals by their id: topk leaves their order open, and which it takes."""
+    if not n:
+        return torch.zeros((len(x), 0), dtype=torch.int64, device=x.device), x[:, :0]
+    least = x.topk(n, dim=1).values[:, -1:]
+    rows, ids = (x >= least).nonzero(as_tuple=True)  # at least n a row, by rows and then by ids
+    best = []
+    for row in range(len(x)):
+        found = ids[rows == row]
+        best.append(found[x[row, found].argsort(descending=True, stable=True)[:n]])
+    chosen = torch.stack(best) if best else torch.zeros((0, n), dtype=torch.int64, device=x.device)
+    return chosen, x.gather(1, chosen)
