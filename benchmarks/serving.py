@@ -47,7 +47,15 @@ def read_prompts(path: Path | None, categories: tuple[str, ...], most_chars: int
     return [row["turns"][0] for row in rows if row["category"] in categories and len(row["turns"][0]) <= most_chars]
 
 
-Generate = Callable[[list[list[int]], int], int]
+Generate = Callable[[list[list[int]], int], tuple[int, float]]
+"""(prompts, new tokens of each) to (output tokens, time when the first of them were there or 0)."""
+
+
+def code_edits(path: Path) -> list[str]:
+    """One prompt for each piece of code: write it again with a small change."""
+    pieces = [row.get("code") or row["prompt"] + row["canonical_solution"] for row in map(json.loads, path.open())]
+    ask = "Add a docstring to this Python code and write the whole code again, otherwise unchanged:"
+    return [f"{ask}\n```python\n{piece.strip()}\n```" for piece in pieces if 300 < len(piece) < 1500]
 
 
 def open_overdrive(arm: dict) -> tuple[Callable[[str], list[int]], Generate]:
@@ -69,16 +77,18 @@ def open_overdrive(arm: dict) -> tuple[Callable[[str], list[int]], Generate]:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(template.render([{"role": "user", "content": text}]), False)
 
-    def generate(prompts: list[list[int]], new: int) -> int:
+    def generate(prompts: list[list[int]], new: int) -> tuple[int, float]:
         nonlocal served
         params = SamplingParams(max_tokens=new, temperature=0.0)
         requests = []
         for prompt in prompts:
             served += 1
             requests.append(engine.submit(str(served), prompt, params))
+        first = 0.0
         while not engine.idle:
             engine.advance()
-        return sum(request.output_len for request in requests)
+            first = first or time.perf_counter() * any(request.output_len for request in requests)
+        return sum(request.output_len for request in requests), first
 
     return encode, generate
 
@@ -113,7 +123,7 @@ def open_transformers(_: dict) -> tuple[Callable[[str], list[int]], Generate]:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(template.render([{"role": "user", "content": text}]), False)
 
-    def generate(prompts: list[list[int]], new: int) -> int:
+    def generate(prompts: list[list[int]], new: int) -> tuple[int, float]:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -121,7 +131,7 @@ def open_transformers(_: dict) -> tuple[Callable[[str], list[int]], Generate]:
             out = model.generate(
                 ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0
             )
-        return int((out.shape[1] - width) * len(prompts))
+        return int((out.shape[1] - width) * len(prompts)), 0.0
 
     return encode, generate
 
@@ -135,8 +145,10 @@ def work(name: str) -> None:
         job = json.loads(line)
         prompts = [encode(text) for text in job["texts"]]
         started = time.perf_counter()
-        tokens = generate(prompts, job["new"])
-        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - started}), flush=True)
+        tokens, first = generate(prompts, job["new"])
+        ended = time.perf_counter()
+        found = {"tokens": tokens, "seconds": ended - started, "decoding": ended - first if first else 0.0}
+        print(json.dumps(found), flush=True)
 
 
 class Worker:
@@ -185,18 +197,21 @@ def sweep(workers: list[Worker], loads: list[int], prompts: list[str], new: int,
 def report(title: str, rows: list[dict], base: str) -> None:
     """Median tokens/s by arm and load, spread, and the ratio to `base`."""
     print(f"\n{title}")
-    print(f"{'load':>5} {'arm':>13} {'tok/s':>8} {'min':>8} {'max':>8} {'ms/token':>9} {'x ' + base:>15}")
+    head = f"{'load':>5} {'arm':>13} {'tok/s':>8} {'min':>8} {'max':>8} {'x ' + base:>15}"
+    print(f"{head} {'ms/token behind the first, one stream':>39}")
     for load in sorted({row["load"] for row in rows}):
         rates: dict[str, list[float]] = {}
+        decoding: dict[str, list[float]] = {}
         for row in rows:
             if row["load"] == load:
                 rates.setdefault(row["arm"], []).append(row["tokens"] / row["seconds"])
+                decoding.setdefault(row["arm"], []).append(1e3 * row["decoding"] * load / (row["tokens"] - load))
         for arm, found in rates.items():
             median = statistics.median(found)
             ratio = median / statistics.median(rates[base]) if base in rates else float("nan")
             print(
                 f"{load:>5} {arm:>13} {median:>8.1f} {min(found):>8.1f} {max(found):>8.1f} "
-                f"{1e3 * load / median:>9.1f} {ratio:>15.2f}"
+                f"{ratio:>15.2f} {statistics.median(decoding[arm]):>39.1f}"
             )
 
 
@@ -208,6 +223,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--copy", action="store_true", help="copy-heavy prompts (summaries) instead of chat")
+    parser.add_argument("--code", type=Path, help="copy-heavy prompts: edits of the `code` in this JSON lines file")
     parser.add_argument("--out", type=Path, help="append the measurements as JSON lines")
     parser.add_argument("--work", choices=sorted(ARMS), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -217,13 +233,16 @@ def main() -> None:
     if args.prompts is None:
         print("no --prompts: using the few chat prompts of this file", file=sys.stderr)
     prompts = read_prompts(args.prompts, COPY if args.copy else CHAT, 6000 if args.copy else 1200)
+    if args.code:
+        prompts = code_edits(args.code)
     workers = [Worker(name) for name in args.arms]
     print(f"arms ready: {', '.join(args.arms)}; load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
     rows = sweep(workers, args.loads, prompts, args.new, args.repeats)
     for worker in workers:
         worker.close()
-    title = f"{'copy-heavy' if args.copy else 'chat'} prompts, {args.new} new tokens, {args.repeats} repeats"
-    report(title, rows, "k0" if args.copy else "transformers")
+    kind = "code edit" if args.code else "copy-heavy" if args.copy else "chat"
+    title = f"{kind} prompts, {args.new} new tokens, {args.repeats} repeats"
+    report(title, rows, "transformers" if "transformers" in args.arms else args.arms[0])
     if args.out:
         with args.out.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

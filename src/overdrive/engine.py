@@ -162,10 +162,9 @@ def build(
     limits = _limits(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
-    progress("kernels", 0, 1)
-    precompiler.wait()
     stream = device.open_stream()
-    runner = open_runner(loaded.transformer, limits, n_pages, options, device, stream)
+    progress("kernels", 0, 1)
+    runner = open_runner(loaded.transformer, limits, n_pages, options, device, stream, precompiler)
     drafts = 0 if options.draft.draft == "none" else options.draft.drafts
     meter = Meter(DraftCounts(drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
@@ -194,13 +193,21 @@ def build(
 
 
 def open_runner(
-    model: Transformer, limits: Limits, n_pages: int, options: EngineOptions, device: CpuDevice, stream: Stream
+    model: Transformer,
+    limits: Limits,
+    n_pages: int,
+    options: EngineOptions,
+    device: CpuDevice,
+    stream: Stream,
+    precompiler: Precompiler,
 ) -> Runner:
     """The device's side: slots, pages, sampler and drafter around a model."""
     slots = limits.max_rows
+    forward = device.forward(model, PagedKV.allocate(model.config, n_pages, limits.page_size, model.dtype))
+    precompiler.wait()  # only now: attention was compiled here meanwhile
     state = SlotState(slots, limits.max_model_len, limits.page_size)
     return Runner(
-        device.forward(model, PagedKV.allocate(model.config, n_pages, limits.page_size, model.dtype)),
+        forward,
         model.logits,
         state,
         SamplingState(slots, model.config.vocab, model.dtype),

@@ -17,7 +17,6 @@ from pathlib import Path
 from overdrive.device.cpu.fingerprint import SOURCE
 
 WAIT_SECONDS = 60.0
-USUAL_HEAD_DIM = 64
 
 
 class Precompiler:
@@ -53,18 +52,15 @@ def _mark() -> Path:
 
 
 def compile_all() -> None:
-    """Compile what the second process is for: the sampler, the usual drafter, attention of the usual width."""
+    """Compile what the second process is for: the sampler and the usual drafter."""
     import torch
 
     from overdrive.config import DraftOptions
-    from overdrive.device.cpu.attention_kernels import attend_kernel, fold_kernel, store_kernel
     from overdrive.device.cpu.sampling import CpuSampler
     from overdrive.device.cpu.team import Team
     from overdrive.draft import make_drafter
 
     CpuSampler(1, torch.float32, Team(1))
-    for kernel in (attend_kernel, fold_kernel, store_kernel):
-        kernel(USUAL_HEAD_DIM)
     make_drafter(DraftOptions(), torch.zeros((1, 1), dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
 
 
