@@ -26,6 +26,7 @@ from overdrive.device.cpu.team import Team
 LAYERS, HIDDEN, MLP, KV, VOCAB = 30, 576, 1536, 192, 49152
 LAYER_SHAPES = [(HIDDEN + 2 * KV, HIDDEN), (HIDDEN, HIDDEN), (2 * MLP, HIDDEN), (HIDDEN, MLP)]
 HEAD_ROWS = 16
+SETTLE = 0.02  # seconds in which torch's threads, which spin on after their work, leave the cores to the next arm
 
 
 def pack_blocks(weight: Tensor) -> Packed:
@@ -86,6 +87,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for i, n in enumerate(rows):
             for arm, products in arms.items():
+                time.sleep(SETTLE)
                 times[arm][i] = min(times[arm][i], step(products, inputs, n))
     print_table(rows, times)
     for arm in arms.keys() - {"torch"}:
