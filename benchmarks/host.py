@@ -38,6 +38,7 @@ class InstantFlight:
             tokens=rng.integers(1, VOCAB, (len(drafts), int(drafts.max(initial=0)) + 1)),
             counts=rng.integers(0, drafts + 1) * emits + emits,
             offered=drafts,
+            sources=np.zeros_like(drafts),
         )
 
     def wait(self) -> Outcome:
@@ -75,7 +76,7 @@ def measure(rows: int, drafts: int, steps: int) -> list[float]:
     )
     scheduler = Scheduler(limits, pool, PrefixCache(pool, page))
     runner = InstantRunner()
-    loop = Loop(scheduler, FixedDrafts(drafts), runner, Committer(scheduler, DraftCounts(drafts)), lookahead=1)
+    loop = Loop(scheduler, FixedDrafts(drafts), runner, Committer(scheduler, DraftCounts(("none",), drafts)), lookahead=1)
     rng = np.random.default_rng(1)
     for i in range(rows):
         params = SamplingParams(max_tokens=steps * (drafts + 1) + 32, stop_token_ids=(0,))

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import overdrive.engine as engine_room
 from overdrive.config import DeviceOptions, DraftOptions, EngineOptions, ModelOptions
-from overdrive.draft import Drafts
+from overdrive.draft.base import Drafts, Fed
 from overdrive.engine import Engine
 from overdrive.policy.controller import LoadView
-from overdrive.types import Plan, SamplingParams, Why
+from overdrive.types import PageEntry, Plan, SamplingParams, Why
 
 STEPS = 16
 VOCAB = 49152
@@ -41,12 +41,19 @@ class Dial:
 class RandomDrafter:
     """Always offers as many tokens as are wanted."""
 
-    def admit(self, slot: int, tokens: object) -> None: ...
+    sources = ("random",)
+    taps = ()
+
+    def enter(self, entry: PageEntry) -> None: ...
+
+    def admit(self, slot: int, tokens: object, computed: int) -> None: ...
 
     def propose(self, slots: Tensor, caps: Tensor, width: int) -> Drafts:
-        return Drafts(torch.randint(0, VOCAB, (len(slots), width)), caps.clone())
+        return Drafts(torch.randint(0, VOCAB, (len(slots), width)), caps.clone(), torch.zeros_like(caps))
 
-    def absorb(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None: ...
+    def absorb(self, fed: Fed) -> None: ...
+
+    def extend(self, slots: Tensor) -> None: ...
 
 
 def open_engine(overlap: str, dial: Dial) -> Engine:

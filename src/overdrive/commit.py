@@ -49,11 +49,14 @@ class Committer:
         """Take a step's results into its requests. Rows of requests that have finished meanwhile are skipped."""
         deltas = []
         self._meter(step, outcome)
-        counts, offered = outcome.counts.tolist(), outcome.offered.tolist()
+        counts, offered, sources = outcome.counts.tolist(), outcome.offered.tolist(), outcome.sources.tolist()
         tokens = outcome.tokens.tolist()
         for index, (row, running) in enumerate(zip(step.rows, self._scheduler.land(step), strict=True)):
             if running.request.finish is not None:
                 continue
+            if row.drafts and counts[index]:
+                sampled = running.request.params.temperature > 0
+                self._counts.add(sources[index], sampled, offered[index], counts[index] - 1)
             delta = self._settle_row(row, running, tokens[index][: counts[index]], offered[index], index, outcome)
             self._donate(running)
             if delta.finish is not None:
@@ -73,8 +76,6 @@ class Committer:
             self.prefilled_tokens += row.known
         kept = self._take(request, tokens)
         accepted = min(len(tokens) - 1, len(kept)) if tokens else 0
-        if row.emits and row.drafts:
-            self._counts.add(offered, len(tokens) - 1)
         request.drafted += max(accepted, 0)
         request.offered += offered
         self.generated_tokens += len(kept)

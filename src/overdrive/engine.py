@@ -112,8 +112,8 @@ class Engine:
             rounds=meter.rounds,
             generated=self._committer.generated_tokens,
             prefilled=self._committer.prefilled_tokens,
-            offered=counts.reached.tolist(),
-            accepted=counts.accepted.tolist(),
+            offered=counts.reached.sum(axis=(0, 1)).tolist(),
+            accepted=counts.accepted.sum(axis=(0, 1)).tolist(),
             plans=[meter.plans[k] for k in range(max(meter.plans, default=0) + 1)],
             preemptions=scheduler.preemptions,
             launch_seconds=(meter.seconds[0], meter.seconds[1], meter.seconds[2], meter.seconds[3]),
@@ -166,7 +166,7 @@ def build(
     progress("kernels", 0, 1)
     runner = open_runner(loaded.transformer, limits, n_pages, options, device, stream, precompiler)
     drafts = 0 if options.draft.draft == "none" else options.draft.drafts
-    meter = Meter(DraftCounts(drafts))
+    meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
     loop = Loop(scheduler, controller or FixedDrafts(drafts), runner, committer, device.lookahead)
     info = EngineInfo(

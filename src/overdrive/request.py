@@ -112,4 +112,4 @@ class Running:
 
     def exchange(self, index: int) -> None:
         """Page `index` was exchanged for an equal one; later steps must read that."""
-        self.unsent.append(PageEntry(self.slot, index, (self.pages[index],)))
+        self.unsent.append(PageEntry(self.slot, index, (self.pages[index],), shared=True))

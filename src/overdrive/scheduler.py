@@ -167,7 +167,7 @@ class Scheduler:
         slot = self._slots.pop()
         running = Running(request, slot, pages, len(request.tokens), fed=hit, stored=hit, donated=len(pages))
         if pages:
-            running.unsent.append(PageEntry(slot, 0, tuple(pages)))
+            running.unsent.append(PageEntry(slot, 0, tuple(pages), shared=True))
         self._insert(running)
         self._admissions.append(
             Admission(request.id, slot, tuple(request.tokens), len(request.prompt), hit, request.params)

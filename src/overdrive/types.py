@@ -157,11 +157,15 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """`pages` stand at page-table columns `first ..` of `slot` from this step on."""
+    """`pages` stand at page-table columns `first ..` of `slot` from this step on.
+
+    shared: they hold the KV of the request's tokens already (found in the prefix cache); others are to be written.
+    """
 
     slot: int
     first: int
     pages: tuple[int, ...]
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ class Outcome:
     tokens: [rows, K+1] int64; row r's new tokens are `tokens[r, :counts[r]]`, 0 beyond.
     counts: [rows] int64; accepted drafts plus one for rows that emit, else 0.
     offered: [rows] int64; drafts that the drafter really offered (at most Row.drafts).
+    sources: [rows] int64; who wrote them, as an index into the drafter's sources.
     logprobs: per row, for rows that asked: covers `tokens[r, :counts[r]]`.
     prompt_logprobs: per row, for rows that asked: the prompt tokens that this step's known positions predict.
     seconds: device time of the draft, forward, accept and absorb launches.
@@ -213,6 +218,7 @@ class Outcome:
     tokens: np.ndarray
     counts: np.ndarray
     offered: np.ndarray
+    sources: np.ndarray
     logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
     seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)

@@ -148,7 +148,7 @@ class ToyRunner:
             offered.append(len(drafts))
             self.history[row.slot] += found
             self.computed[row.slot] += row.known + max(len(found) - 1, 0)
-        flight.outcome = Outcome(tokens, np.array(counts), np.array(offered))
+        flight.outcome = Outcome(tokens, np.array(counts), np.array(offered), np.zeros(len(counts), np.int64))
 
     def absorb(self, flight: ToyFlight) -> None:
         pass

@@ -45,7 +45,7 @@ class Slots:
     def admit(self, slot: int, tokens: list[int]) -> None:
         self.lengths[slot] = 0
         self.extend(slot, tokens)
-        self.drafter.admit(slot, tokens)
+        self.drafter.admit(slot, tokens, 0)
 
     def extend(self, slot: int, tokens: list[int]) -> None:
         start = int(self.lengths[slot])

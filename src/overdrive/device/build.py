@@ -19,7 +19,7 @@ from overdrive.device.sampling import Sampler, sample
 from overdrive.device.stream import InlineStream, Stream, ThreadStream
 from overdrive.machine import usable_cores
 from overdrive.model.config import ModelConfig
-from overdrive.model.transformer import Transformer
+from overdrive.model.transformer import Hidden, Transformer
 
 
 class CpuAttention:
@@ -60,7 +60,7 @@ class CpuDevice:
         """The target's pass over pages `kv`: kernels, recorded where batches are small; for float64 the reference."""
         config = model.config
         if model.dtype != torch.float32:
-            return lambda batch: model.forward(batch, ReferenceAttention(kv, batch, config)).final
+            return lambda batch: model.forward(batch, ReferenceAttention(kv, batch, config))
         kernels = PagedAttention(self.team, config.head_dim)
 
         def written(batch: Batch) -> Tensor:
@@ -69,7 +69,8 @@ class CpuDevice:
         def shape(batch: Batch) -> int:
             return kernels.prepare(batch, config.heads, config.kv_heads).parts
 
-        return RecordedForward(written, shape, self.team)
+        recorded = RecordedForward(written, shape, self.team)
+        return lambda batch: Hidden(recorded(batch), ())
 
     def sampler(self, vocab_size: int, dtype: torch.dtype) -> Sampler:
         """The fastest sampler for logits of this dtype; the reference for all but float32."""

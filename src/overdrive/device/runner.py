@@ -20,11 +20,13 @@ from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.device.stream import Event, Stream
 from overdrive.device.verify import Verified, verify
-from overdrive.draft.base import Drafter, Drafts
+from overdrive.draft.base import Drafter, Drafts, Fed
+from overdrive.model.transformer import Hidden
 from overdrive.types import Outcome, Row, Step, TopLogprobs
 
-Forward = Callable[[Batch], Tensor]
-"""The target's pass: stores the batch's keys and values, returns hidden states [T, H], good until the next call."""
+Forward = Callable[[Batch], Hidden]
+"""The target's pass: stores the batch's keys and values, returns hidden states and the drafter's taps, good until the
+next call."""
 
 SCORE_SLICE = 64
 """Prompt positions whose logits exist at once while prompt log-probabilities are computed."""
@@ -39,14 +41,12 @@ class LaunchedStep:
         self.slots = torch.tensor([row.slot for row in rows], device=device)
         self.known = torch.tensor([row.known for row in rows], device=device)
         self.emits = torch.tensor([row.emits for row in rows], device=device)
-        self.drafts = Drafts(
-            torch.zeros((len(rows), 0), dtype=torch.int64, device=device),
-            torch.zeros(len(rows), dtype=torch.int64, device=device),
-        )
+        nothing = torch.zeros(len(rows), dtype=torch.int64, device=device)
+        self.drafts = Drafts(torch.zeros((len(rows), 0), dtype=torch.int64, device=device), nothing, nothing)
         self.seconds = [0.0, 0.0, 0.0, 0.0]
         self.batch: Batch
         self.layout: Layout
-        self.hidden: Tensor  # [T, H]
+        self.hidden: Hidden
         self.verified: Verified
         self.outcome: Outcome
         self.settled: Event
@@ -79,6 +79,11 @@ class Runner:
         self._sampler = sampler
         self._drafter = drafter
         self._stream = stream
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of those who may write a row's drafts; `Outcome.sources` are indices into it."""
+        return self._drafter.sources
 
     def draft(self, step: Step) -> LaunchedStep:
         """Launch the slots' new values and, where the plan wants any, the drafts."""
@@ -120,9 +125,11 @@ class Runner:
             for admission in step.admissions:
                 self._state.admit(admission)
                 self._sampling.admit(admission.slot, admission.params, admission.tokens, admission.prompt_len)
-                self._drafter.admit(admission.slot, admission.tokens)
             for entry in step.page_entries:
                 self._state.enter(entry)
+                self._drafter.enter(entry)
+            for admission in step.admissions:
+                self._drafter.admit(admission.slot, admission.tokens, admission.computed)
 
     def _draft(self, launched: LaunchedStep) -> None:
         caps = torch.tensor([row.drafts for row in launched.step.rows], device=launched.slots.device)
@@ -130,7 +137,7 @@ class Runner:
         launched.drafts = self._drafter.propose(launched.slots, caps, width)
 
     def _forward(self, launched: LaunchedStep) -> None:
-        tokens, counts = launched.drafts
+        tokens, counts, _ = launched.drafts
         upper_len = max(row.upper_len for row in launched.step.rows)
         launched.batch, launched.layout = flatten(
             self._state, launched.slots, launched.known, launched.emits, tokens, counts, upper_len
@@ -138,8 +145,8 @@ class Runner:
         launched.hidden = self._target(launched.batch)
 
     def _accept(self, launched: LaunchedStep) -> None:
-        tokens, counts = launched.drafts
-        logits = self._logits(launched.hidden[launched.batch.wanted])
+        tokens, counts, sources = launched.drafts
+        logits = self._logits(launched.hidden.final[launched.batch.wanted])
         done = verify(logits, launched.layout, tokens, counts, self._sampling, sampler=self._sampler)
         launched.verified = done
         scores = self._prompt_scores(launched)
@@ -149,12 +156,21 @@ class Runner:
             tokens=done.tokens.cpu().numpy(),
             counts=done.counts.cpu().numpy(),
             offered=counts.cpu().numpy(),
+            sources=sources.cpu().numpy(),
             logprobs=self._scores(launched, logits),
             prompt_logprobs=scores,
         )
 
     def _absorb(self, launched: LaunchedStep) -> None:
-        self._drafter.absorb(launched.slots, launched.verified.tokens, launched.verified.counts)
+        done, step = launched.verified, launched.step
+        self._drafter.absorb(
+            Fed(launched.batch, launched.slots, launched.known, done.tokens, done.counts, launched.hidden.taps)
+        )
+        if step.plan.drafts:
+            # A prompt may be longer than what drafters keep, and its row will be drafted for as soon as it decodes.
+            chunks = [row.slot for row in step.rows if row.known > 1 or not row.emits]
+            if chunks:
+                self._drafter.extend(torch.tensor(chunks, device=launched.slots.device))
 
     def _scores(self, launched: LaunchedStep, logits: Tensor) -> dict[int, TopLogprobs]:
         """Log-probabilities of the new tokens of rows that asked, by row."""
@@ -186,7 +202,7 @@ class Runner:
         following = self._state.history[row.slot, start + 1 : start + 1 + count].long()
         found = []
         for at in range(0, count, SCORE_SLICE):
-            hidden = launched.hidden[begin + at : begin + min(at + SCORE_SLICE, count)]
+            hidden = launched.hidden.final[begin + at : begin + min(at + SCORE_SLICE, count)]
             part = following[at : at + SCORE_SLICE]
             found.append(_on_host(logprobs(self._logits(hidden), part, row.prompt_logprobs)))
         return found

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overdrive.draft.base import Drafts
+from overdrive.draft.base import Drafts, Fed
+from overdrive.types import PageEntry
 
 MAX_CANDIDATES = 32
 """Earlier occurrences compared per proposal, newest first."""
@@ -34,6 +35,9 @@ class NgramDrafter:
     earlier ends (max_len), int32.
     """
 
+    sources = ("ngram",)
+    taps = ()
+
     def __init__(self, history: Tensor, lengths: Tensor, shortest: int = 3) -> None:
         if shortest < 1:
             raise ValueError(f"a match needs at least one token, not {shortest}")
@@ -47,7 +51,10 @@ class NgramDrafter:
         nobody = torch.zeros(0, dtype=torch.int64)
         self.propose(nobody, nobody, 1)  # compiles here, not under the first request
 
-    def admit(self, slot: int, tokens: Sequence[int]) -> None:
+    def enter(self, entry: PageEntry) -> None:
+        """Pages hold nothing of this drafter's."""
+
+    def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
         """Forget what the slot held."""
         self._heads[slot] = -1
         self._indexed[slot] = 0
@@ -68,10 +75,13 @@ class NgramDrafter:
             tokens.numpy(),
             counts.numpy(),
         )
-        return Drafts(tokens, counts)
+        return Drafts(tokens, counts, torch.zeros_like(counts))
 
-    def absorb(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """Nothing to do: new tokens are read from the history."""
+    def absorb(self, fed: Fed) -> None:
+        """Nothing to keep: new tokens are read from the history."""
+
+    def extend(self, slots: Tensor) -> None:
+        """Nothing to read: the index is cheap to bring up to date."""
 
 
 @numba.njit(cache=True, nogil=True)

@@ -6,18 +6,29 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from overdrive.draft.base import Drafts
+from overdrive.draft.base import Drafts, Fed
+from overdrive.types import PageEntry
 
 
 class NoDrafter:
     """Offers nothing and keeps nothing."""
 
-    def admit(self, slot: int, tokens: Sequence[int]) -> None:
+    sources = ("none",)
+    taps = ()
+
+    def enter(self, entry: PageEntry) -> None:
+        """Nothing to note."""
+
+    def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
         """Nothing to reset."""
 
     def propose(self, slots: Tensor, caps: Tensor, width: int) -> Drafts:
         """No drafts for any row."""
-        return Drafts(caps.new_zeros((len(slots), width)), caps.new_zeros(len(slots)))
+        nothing = caps.new_zeros(len(slots))
+        return Drafts(caps.new_zeros((len(slots), width)), nothing, nothing)
 
-    def absorb(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """Nothing to advance."""
+    def absorb(self, fed: Fed) -> None:
+        """Nothing to keep."""
+
+    def extend(self, slots: Tensor) -> None:
+        """Nothing to read."""
