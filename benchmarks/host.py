@@ -76,7 +76,9 @@ def measure(rows: int, drafts: int, steps: int) -> list[float]:
     )
     scheduler = Scheduler(limits, pool, PrefixCache(pool, page))
     runner = InstantRunner()
-    loop = Loop(scheduler, FixedDrafts(drafts), runner, Committer(scheduler, DraftCounts(("none",), drafts)), lookahead=1)
+    loop = Loop(
+        scheduler, FixedDrafts(drafts), runner, Committer(scheduler, DraftCounts(("none",), drafts)), lookahead=1
+    )
     rng = np.random.default_rng(1)
     for i in range(rows):
         params = SamplingParams(max_tokens=steps * (drafts + 1) + 32, stop_token_ids=(0,))
