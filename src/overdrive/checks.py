@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from urllib.parse import urlsplit
 
-from overdrive.config import EngineOptions, ServerOptions
+from overdrive.config import DraftOptions, EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.types import MAX_DRAFTS
 
@@ -17,15 +17,13 @@ MAX_PAGE_SIZE = 1024
 
 def check_engine(options: EngineOptions) -> None:
     """Raises OverdriveError, naming the option, for a value that no model and no machine could make right."""
-    memory, scheduler, draft = options.memory, options.scheduler, options.draft
+    memory, scheduler = options.memory, options.scheduler
     _at_least(0, {"max-model-len": options.model.max_model_len, "kv-tokens": memory.kv_tokens})
-    _at_least(0, {"threads": options.device.threads, "max-queue": scheduler.max_queue, "drafts": draft.drafts})
-    _at_least(1, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk, "ngram-min": draft.ngram_min})
+    _at_least(0, {"threads": options.device.threads, "max-queue": scheduler.max_queue})
+    _at_least(1, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk})
     size = memory.page_size
     if size < 1 or size & (size - 1) or size > MAX_PAGE_SIZE:
         raise OverdriveError(f"--page-size must be a power of two up to {MAX_PAGE_SIZE}, not {size}")
-    if draft.drafts > MAX_DRAFTS:
-        raise OverdriveError(f"--drafts must be at most {MAX_DRAFTS}, not {draft.drafts}")
     if scheduler.max_step_tokens < scheduler.max_rows:
         raise OverdriveError(
             f"--max-step-tokens ({scheduler.max_step_tokens}) must be at least --max-rows ({scheduler.max_rows}): "
@@ -34,6 +32,17 @@ def check_engine(options: EngineOptions) -> None:
     if 0 < memory.kv_tokens < size:
         raise OverdriveError(f"--kv-tokens ({memory.kv_tokens}) must hold at least one page ({size} positions)")
     _exist({"tokenizer": options.model.tokenizer, "chat-template": options.model.chat_template}.items())
+    _check_drafts(options.draft)
+
+
+def _check_drafts(draft: DraftOptions) -> None:
+    _at_least(0, {"drafts": draft.drafts})
+    _at_least(1, {"ngram-min": draft.ngram_min})
+    _at_least(1 + MAX_DRAFTS, {"draft-window": draft.draft_window})  # one step can add as many
+    if draft.drafts > MAX_DRAFTS:
+        raise OverdriveError(f"--drafts must be at most {MAX_DRAFTS}, not {draft.drafts}")
+    if draft.draft_model and draft.draft in ("none", "ngram"):
+        raise OverdriveError(f"--draft-model ({draft.draft_model}) has no use with --draft {draft.draft}")
 
 
 def check_server(options: ServerOptions) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Precision = Literal["auto", "float32", "float64", "int8", "int4"]
-Drafter = Literal["ngram", "none"]
+Drafter = Literal["auto", "none", "ngram", "eagle3", "small", "ngram+eagle3", "ngram+small"]
 Switch = Literal["auto", "on", "off"]
 
 
@@ -63,14 +63,27 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
-    """Speculation."""
+    """Speculation.
 
-    draft: Drafter = "ngram"
-    """Who writes drafts."""
+    draft says who writes drafts:
+    auto: a draft network where `draft_model` names one or one ships with the model, else ngram.
+    none: nobody; every step is plain decoding.
+    ngram: continues the newest tokens as they went on where they stood before in the prompt or the answer.
+    eagle3: an EAGLE-3 head, which reads the model's own features.
+    small: a small model of the same vocabulary.
+    ngram+eagle3, ngram+small: ngram where its match is long, else the other.
+    """
+
+    draft: Drafter = "auto"
+    """Who writes drafts. auto: a draft network where one is given or ships with the model, else ngram."""
+    draft_model: str = ""
+    """The EAGLE-3 head or the small model: a folder or a hub id."""
     drafts: int = 3
     """Most drafts per row and step, 15 at most."""
     ngram_min: int = 3
     """Shortest repeated suffix the n-gram drafter continues."""
+    draft_window: int = 256
+    """Newest positions per row that a draft network can catch up on after steps without drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,7 +181,7 @@ def build(
         page_size=limits.page_size,
         max_rows=limits.max_rows,
         max_queue=limits.max_queue,
-        drafter=options.draft.draft,
+        drafter="+".join(runner.sources),
         drafts=drafts,
         precision=options.model.precision,
         threads=device.threads,

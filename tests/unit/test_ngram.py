@@ -120,7 +120,7 @@ def test_a_slot_can_fill_to_the_last_position() -> None:
     assert device.propose([0], [3], 3) == [[(MAX_LEN + j) % 17 for j in range(3)]]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("ngram", NgramDrafter), ("none", NoDrafter)])
+@pytest.mark.parametrize(("name", "kind"), [("auto", NgramDrafter), ("ngram", NgramDrafter), ("none", NoDrafter)])
 def test_drafters_are_made_by_name(name: str, kind: type) -> None:
     history, lengths = torch.zeros((1, 8), dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     drafter = make_drafter(DraftOptions(draft=name), history, lengths)
