@@ -17,30 +17,37 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _REDUNDANT = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
-class SafetensorsCheckpoint:
-    """`Checkpoint` over a folder's safetensors files, which stay mapped while it lives.
+class SafetensorsFolder:
+    """Named tensors of a folder's safetensors files, which stay mapped while it lives; whatever they are for.
 
-    All names and shapes are checked against the config at once; raises OverdriveError that names file and tensor.
+    shapes: of every tensor. Raises OverdriveError, one line, for a folder without safetensors and for damaged files.
     """
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._file_of = _locate(folder)
         self._open = {path: _open(path) for path in sorted(set(self._file_of.values()))}
-        found = {name: self._shape(name) for name in self._file_of}
-        check_tensors(lambda name: self._file_of.get(name, folder), expected_shapes(config), found, _REDUNDANT)
+        self.shapes = {name: self._shape(name) for name in self._file_of}
 
-    def tensor(self, name: str) -> Tensor:
+    def file_of(self, name: str) -> Path:
+        """The file a tensor lies in, or the folder if there is no such tensor."""
+        return self._file_of.get(name, self._folder)
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor of any type, as stored."""
         path = self._file_of[name]
         try:
-            tensor = self._open[path].get_tensor(name)
+            return self._open[path].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise OverdriveError(f"{path}: tensor {name} cannot be read: {error}") from None
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight, in its own floating-point type."""
+        tensor = self.stored(name)
         if not tensor.is_floating_point():
+            path = self._file_of[name]
             raise OverdriveError(f"{path}: tensor {name} is of type {tensor.dtype}, not floating point")
         return tensor
-
-    def matrix(self, name: str) -> Tensor:
-        return self.tensor(name)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         path = self._file_of[name]
@@ -48,6 +55,23 @@ class SafetensorsCheckpoint:
             return tuple(self._open[path].get_slice(name).get_shape())
         except SafetensorError:
             raise OverdriveError(f"{path}: tensor {name} is missing, although {INDEX} places it there") from None
+
+
+class SafetensorsCheckpoint:
+    """`Checkpoint` over a folder's safetensors files.
+
+    All names and shapes are checked against the config at once; raises OverdriveError that names file and tensor.
+    """
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self._files = SafetensorsFolder(folder)
+        check_tensors(self._files.file_of, expected_shapes(config), self._files.shapes, _REDUNDANT)
+
+    def tensor(self, name: str) -> Tensor:
+        return self._files.tensor(name)
+
+    def matrix(self, name: str) -> Tensor:
+        return self._files.tensor(name)
 
 
 def _locate(folder: Path) -> dict[str, Path]:
