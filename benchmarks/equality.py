@@ -127,6 +127,7 @@ class Judge:
             rows=torch.zeros(count, dtype=torch.int64),
             offsets=torch.tensor([0, count]),
             page_table=torch.tensor([[1]], dtype=torch.int32),
+            starts=torch.tensor([0]),
             writes=MAX_LEN + places,
             wanted=places[-1:],
         )

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cpu.attention import PagedAttention
+from overdrive.device.cpu.attention_tiles import BLOCK
 from overdrive.device.cpu.team import Team
 from overdrive.errors import OverdriveError
+from overdrive.model.dummy import tiny_config
 
 HEADS, KV_HEADS, DIMS = 6, 2, 32
 MIXED = [(0, 70), (300, 1), (130, 4), (127, 1), (128, 2), (383, 33), (7, 0), (0, 1)]  # (context before, tokens)
@@ -31,28 +34,39 @@ class Story:
         self.v = torch.randn(rows, length, kv_heads, dims, generator=random)
 
     def attend(
-        self, attention: PagedAttention, parts: list[tuple[int, int, int]], page_size: int = 16, window: int = 0
+        self,
+        attention: PagedAttention,
+        parts: list[tuple[int, int, int]],
+        page_size: int = 16,
+        window: int = 0,
+        starts: list[int] | None = None,
     ) -> list[Tensor]:
-        """Outputs of parts (row, first position, tokens), each [tokens, Hq * D], computed as one batch."""
+        """Outputs of parts (row, first position, tokens), each [tokens, Hq * D], computed as one batch.
+
+        Blocks wholly before a row's start hold NaN; what else stands before it is finite and other than elsewhere.
+        """
         width = -(-self.length // page_size)
         table = 1 + torch.randperm(len(parts) * width, generator=torch.Generator().manual_seed(page_size))
         table = table.view(len(parts), width).int()
         pages = [
             torch.full((table.numel() + 1, x.shape[2], page_size, x.shape[3]), float("nan")) for x in (self.k, self.v)
         ]
-        batch, counts = _batch(table, parts, page_size), [count for _, _, count in parts]
+        batch, counts = _batch(table, parts, page_size, starts), [count for _, _, count in parts]
         for index, (row, first, count) in enumerate(parts):
-            places = _places(table, index, torch.arange(first + count), page_size)
-            attention.store(self.k[row, : first + count], self.v[row, : first + count], *pages, places)
+            start, end = int(batch.starts[index]), first + count
+            k, v = self.k[row, :end].clone(), self.v[row, :end].clone()
+            k[:start], v[:start] = -40 * k[:start], -40 * v[:start]
+            begin = start // BLOCK * BLOCK
+            attention.store(k[begin:], v[begin:], *pages, _places(table, index, torch.arange(begin, end), page_size))
         q = torch.cat([self.q[row, first : first + count] for row, first, count in parts])
         return list(attention.attend(q, *pages, batch, 0.2, window).split(counts))
 
-    def expected(self, row: int, first: int, count: int, window: int) -> Tensor:
+    def expected(self, row: int, first: int, count: int, window: int, start: int = 0) -> Tensor:
         """The same in float64, dense."""
         q, k, v = (x[row].double() for x in (self.q, self.k, self.v))
         k, v = (x[: first + count].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         distance = torch.arange(first, first + count)[:, None] - torch.arange(first + count)
-        hidden = (distance < 0) | ((distance >= window) if window else False)
+        hidden = (distance < 0) | ((distance >= window) if window else False) | (torch.arange(first + count) < start)
         scores = torch.einsum("thd,lhd->htl", q[first : first + count], k) * 0.2
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return torch.einsum("htl,lhd->thd", weights, v).flatten(1)
@@ -62,7 +76,7 @@ def _places(table: Tensor, row: int, positions: Tensor, page_size: int) -> Tenso
     return table[row, positions // page_size].long() * page_size + positions % page_size
 
 
-def _batch(table: Tensor, parts: list[tuple[int, int, int]], page_size: int) -> Batch:
+def _batch(table: Tensor, parts: list[tuple[int, int, int]], page_size: int, starts: list[int] | None = None) -> Batch:
     positions = [torch.arange(first, first + count) for _, first, count in parts]
     counts = torch.tensor([count for _, _, count in parts])
     return Batch(
@@ -71,6 +85,7 @@ def _batch(table: Tensor, parts: list[tuple[int, int, int]], page_size: int) -> 
         rows=torch.repeat_interleave(torch.arange(len(parts)), counts),
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
         page_table=table,
+        starts=torch.tensor(starts or [0] * len(parts)),
         writes=torch.cat([_places(table, index, p, page_size) for index, p in enumerate(positions)]),
         wanted=torch.arange(0),
     )
@@ -83,6 +98,45 @@ def test_attention_is_that_of_float64(attention: PagedAttention, page_size: int,
     parts = [(row, first, count) for row, (first, count) in enumerate(MIXED)]
     for part, got in zip(parts, story.attend(attention, parts, page_size, window), strict=True):
         torch.testing.assert_close(got.double(), story.expected(*part, window), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 37])
+@pytest.mark.parametrize("page_size", [4, 16, 64])
+def test_a_row_sees_nothing_before_its_start(attention: PagedAttention, page_size: int, window: int) -> None:
+    parts = [(0, 1, 5), (1, 130, 4), (2, 300, 1), (3, 300, 60), (4, 255, 3), (5, 64, 1), (6, 5, 100), (7, 417, 3)]
+    starts = [1, 100, 256, 300, 255, 64, 0, 129]
+    story = Story(len(parts), 420)
+    together = story.attend(attention, parts, page_size, window, starts)
+    for part, start, got in zip(parts, starts, together, strict=True):
+        expected = story.expected(*part, window, start)
+        torch.testing.assert_close(got.double(), expected, atol=3e-6, rtol=1e-5)
+        [alone] = story.attend(attention, [part], page_size, window, [start])  # by blocks, where there are several
+        assert torch.equal(alone, got)
+
+
+@pytest.mark.parametrize("start", [1, 100, 128, 250])
+def test_a_token_behind_a_start_does_not_depend_on_chunking(attention: PagedAttention, start: int) -> None:
+    story, length = Story(1, 300), 300
+    [whole] = story.attend(attention, [(0, start, length - start)], starts=[start])
+    for first in (start, 255, 256, 299):
+        [part] = story.attend(attention, [(0, first, 1)], starts=[start])
+        assert torch.equal(part, whole[first - start : first - start + 1]), first
+    [first_token] = story.attend(attention, [(0, start, 1)], starts=[start])
+    torch.testing.assert_close(first_token.view(HEADS, DIMS), story.v[0, start].repeat_interleave(3, 0))
+
+
+def test_the_reference_and_the_kernels_see_the_same(attention: PagedAttention) -> None:
+    heads = tiny_config(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIMS, windows=(0, 37))
+    parts, starts = [(0, 5, 3), (1, 200, 2), (2, 90, 1)], [1, 129, 90]
+    story, table = Story(3, 210), (1 + torch.randperm(3 * 27)).view(3, 27).int()
+    batch = _batch(table, parts, 8, starts)
+    q, k, v = (torch.cat([x[row, at : at + n] for row, at, n in parts]) for x in (story.q, story.k, story.v))
+    stored = [torch.randn(82, KV_HEADS, 8, DIMS) for _ in range(2)]
+    kv = PagedKV([x.clone() for x in stored[:1]] * 2, [x.clone() for x in stored[1:]] * 2, 8)
+    for layer, window in ((0, 0), (1, 37)):
+        expected = ReferenceAttention(kv, batch, heads)(layer, q, k, v)
+        got = attention.attend(q, kv.k_pages[layer], kv.v_pages[layer], batch, DIMS**-0.5, window)
+        torch.testing.assert_close(got, expected, atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dims"), [(4, 4, 8), (3, 1, 20), (64, 1, 16), (8, 2, 128)])

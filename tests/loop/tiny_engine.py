@@ -87,6 +87,7 @@ def next_logits(tokens: Sequence[int]) -> torch.Tensor:
         rows=torch.zeros(count, dtype=torch.int64),
         offsets=torch.tensor([0, count]),
         page_table=torch.tensor([[1]], dtype=torch.int32),
+        starts=torch.tensor([0]),
         writes=128 + places,
         wanted=places[-1:],
     )

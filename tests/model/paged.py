@@ -27,6 +27,7 @@ def make_batch(rows: Sequence[tuple[list[int], int]], pages: Sequence[list[int]]
         rows=torch.tensor(owners),
         offsets=torch.tensor(bounds),
         page_table=table,
+        starts=torch.zeros(len(rows), dtype=torch.int64),
         writes=torch.tensor(writes),
         wanted=torch.arange(len(ids)),
     )

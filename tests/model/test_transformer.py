@@ -48,12 +48,16 @@ def test_taps_are_the_residual_stream_on_entry_to_a_layer():
         attention = ReferenceAttention(kv, batch, model.config)
         plain = model.forward(batch, attention)
         tapped = model.forward(batch, attention, taps=(0, 1, 2))
-    assert plain.taps == ()
+        two = model.forward(batch, attention, taps=(0, 2))
+    assert plain.taps.shape == (11, 0)
     assert torch.equal(plain.final, tapped.final)
-    assert [t.shape for t in tapped.taps] == [(11, 32)] * 3
-    assert not torch.equal(tapped.taps[1], tapped.taps[2])
-    scale = tapped.taps[2].pow(2).mean(-1, keepdim=True).add(model.config.norm_eps).rsqrt()
-    direction = tapped.taps[2] * scale
+    assert tapped.taps.dtype == model.dtype
+    low, middle, high = tapped.taps.view(11, 3, 32).unbind(1)
+    assert torch.equal(low, model.embedding[batch.ids])
+    assert not torch.equal(middle, high)
+    assert torch.equal(two.taps, torch.cat([low, high], dim=1))
+    scale = high.pow(2).mean(-1, keepdim=True).add(model.config.norm_eps).rsqrt()
+    direction = high * scale
     ratio = tapped.final / direction  # the final norm's weight, the same for every token
     torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
 

@@ -18,11 +18,14 @@ from overdrive.device.state import SlotState
 class Batch:
     """Ragged rows, flattened. Token t belongs to row `rows[t]`; row r's tokens are `offsets[r] : offsets[r+1]`.
 
-    Every token attends to positions `0 .. positions[t]` of its own row (inclusive; less with a sliding window), whose
-    keys and values stand in the row's pages: position p in page `page_table[r, p // page_size]`, slot `p % page_size`.
+    Every token attends to positions `starts[r] .. positions[t]` of its own row (inclusive; less with a sliding window),
+    whose keys and values stand in the row's pages: position p in page `page_table[r, p // page_size]`, slot
+    `p % page_size`.
 
     ids: [T] int64. positions: [T] int64, consecutive within a row. rows: [T] int64.
     offsets: [R + 1] int64. page_table: [R, W] int32, page 0 is the scratch page, W covers every position in the batch.
+    starts: [R] int64, at most the row's first position: 0 for the target, 1 or later for a draft network, whose first
+    pair stands at 1. What stands before is not seen, but must be finite.
     writes: [T] int64, `page * page_size + position % page_size` of the place that takes the token's key and value.
     wanted: [N] int64, tokens whose logits are wanted, ascending.
     """
@@ -32,6 +35,7 @@ class Batch:
     rows: Tensor
     offsets: Tensor
     page_table: Tensor
+    starts: Tensor
     writes: Tensor
     wanted: Tensor
 
@@ -66,6 +70,7 @@ def flatten(
         rows=rows,
         offsets=offsets,
         page_table=state.page_table[slots, :width],
+        starts=torch.zeros_like(slots),
         writes=pages * state.page_size + positions % state.page_size,
         wanted=wanted,
     )

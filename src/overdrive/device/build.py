@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from overdrive.config import DeviceOptions
-from overdrive.device.attention.reference import PagedKV, ReferenceAttention
+from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cpu.attention import PagedAttention
-from overdrive.device.cpu.recording import RecordedForward
+from overdrive.device.cpu.recording import RecordedPass
 from overdrive.device.cpu.sampling import CpuSampler
 from overdrive.device.cpu.team import Team
 from overdrive.device.runner import Forward
 from overdrive.device.sampling import Sampler, sample
 from overdrive.device.stream import InlineStream, Stream, ThreadStream
 from overdrive.machine import usable_cores
-from overdrive.model.config import ModelConfig
-from overdrive.model.transformer import Hidden, Transformer
+from overdrive.model.transformer import Transformer
+
+Result = TypeVar("Result")
 
 
 class CpuAttention:
     """`Attention` of one batch by the CPU's kernels."""
 
-    def __init__(self, kernels: PagedAttention, kv: PagedKV, config: ModelConfig, batch: Batch) -> None:
+    def __init__(self, kernels: PagedAttention, kv: PagedKV, heads: Heads, batch: Batch) -> None:
         self._kernels = kernels
         self._kv = kv
-        self._config = config
+        self._heads = heads
         self._writes = batch.writes
-        self._attend = kernels.prepare(batch, config.heads, config.kv_heads)
-        self._scale = config.head_dim**-0.5
+        self._attend = kernels.prepare(batch, heads.heads, heads.kv_heads)
+        self._scale = heads.head_dim**-0.5
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_pages, v_pages = self._kv.k_pages[layer], self._kv.v_pages[layer]
         self._kernels.store(k, v, k_pages, v_pages, self._writes)
-        return self._attend(q, k_pages, v_pages, self._scale, self._config.window(layer))
+        return self._attend(q, k_pages, v_pages, self._scale, self._heads.window(layer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +59,29 @@ class CpuDevice:
         """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise."""
         return ThreadStream(_one_torch_thread) if self.lookahead else InlineStream(_one_torch_thread)
 
-    def forward(self, model: Transformer, kv: PagedKV) -> Forward:
-        """The target's pass over pages `kv`: kernels, recorded where batches are small; for float64 the reference."""
-        config = model.config
-        if model.dtype != torch.float32:
-            return lambda batch: model.forward(batch, ReferenceAttention(kv, batch, config))
-        kernels = PagedAttention(self.team, config.head_dim)
+    def forward(self, model: Transformer, kv: PagedKV, taps: Sequence[int] = ()) -> Forward:
+        """The target's pass over pages `kv`, with the residual stream on entry to the layers `taps`."""
+        return self.record(lambda batch, attention: model.forward(batch, attention, taps), kv, model.config)
 
-        def written(batch: Batch) -> Tensor:
-            return model.forward(batch, CpuAttention(kernels, kv, config, batch)).final
+    def record(self, pass_: Callable[..., Result], kv: PagedKV, heads: Heads) -> Callable[..., Result]:
+        """`pass_(batch, attention, *inputs)` as a function of (batch, *inputs): for float32 with this device's
+        attention over pages `kv`, recorded where batches are small; for float64 the reference.
+
+        A pass that is to be recorded computes with the device's `Ops` and linears alone (torch may slice and view), and
+        what it needs beside the batch comes as inputs, [n, width] of the model's type. Its result, a tensor or a tuple
+        of tensors, is good until the next call.
+        """
+        if kv.k_pages[0].dtype != torch.float32:
+            return lambda batch, *inputs: pass_(batch, ReferenceAttention(kv, batch, heads), *inputs)
+        kernels = PagedAttention(self.team, heads.head_dim)
+
+        def written(batch: Batch, *inputs: Tensor) -> Result:
+            return pass_(batch, CpuAttention(kernels, kv, heads, batch), *inputs)
 
         def shape(batch: Batch) -> int:
-            return kernels.prepare(batch, config.heads, config.kv_heads).parts
+            return kernels.prepare(batch, heads.heads, heads.kv_heads).parts
 
-        recorded = RecordedForward(written, shape, self.team)
-        return lambda batch: Hidden(recorded(batch), ())
+        return RecordedPass(written, shape, self.team)
 
     def sampler(self, vocab_size: int, dtype: torch.dtype) -> Sampler:
         """The fastest sampler for logits of this dtype; the reference for all but float32."""

@@ -42,7 +42,7 @@ def random_transformer(
 ) -> Transformer:
     """A CPU model of this config with random weights, in plain torch; max_model_len 0 takes the config's limit."""
     device = torch.device("cpu")
-    form = Form(dtype, device, dense_factory(dtype, device), TorchOps())
+    form = Form(dtype, device, dense_factory(dtype, device), TorchOps(dtype, device))
     checkpoint = RandomCheckpoint(config, seed)
     return assemble(config, checkpoint, form, max_model_len or config.max_positions, lambda label, done, total: None)
 

@@ -30,7 +30,7 @@ def torch_form(precision: Precision, device: torch.device) -> Form:
     if precision in ("int8", "int4"):
         raise OverdriveError(f"precision {precision!r} needs the CPU kernels; plain torch takes float32 or float64")
     dtype = torch.float64 if precision == "float64" else torch.float32
-    return Form(dtype, device, dense_factory(dtype, device), TorchOps())
+    return Form(dtype, device, dense_factory(dtype, device), TorchOps(dtype, device))
 
 
 def cpu_form(precision: Precision, team: Team) -> Form:

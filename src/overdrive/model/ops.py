@@ -13,14 +13,29 @@ from torch import Tensor
 
 
 class Ops(Protocol):
-    """What a decoder needs beside matrix products and attention. T tokens, D the head width, F the MLP width."""
+    """What a decoder needs beside matrix products and attention. T tokens, D the head width, F the MLP width.
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Rows `ids` [T] int64 of `table` [V, H], a new [T, H]."""
+    out, where a method takes it: [T, H], rows of any stride, elements of a row next to each other: usually columns of a
+    wider buffer, which thereby becomes a concatenation without a pass of its own. It is returned. None: a new tensor.
+    """
+
+    def empty(self, rows: int, width: int) -> Tensor:
+        """A new [rows, width] of the model's type, to be filled through `out`; holds anything until then."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension; x is [T, H] or [T, heads, D], not necessarily contiguous."""
+    def copy(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [T, H], rows of any stride, as it is now."""
+        ...
+
+    def embed(self, ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows `ids` [T] int64 of `table` [V, H]: [T, H]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        """x / rms(x) * weight over the last dimension; x is [T, H] or [T, heads, D], not necessarily contiguous.
+
+        out: for [T, H] only.
+        """
         ...
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -30,7 +45,9 @@ class Ops(Protocol):
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Rotate q [T, Hq, D] and k [T, Hkv, D] in place: pair (i, i + D/2) by the angle of (position, i).
 
-        positions: [T] int64, rows of the tables cos and sin [max_model_len, D/2].
+        positions: [T] int64, rows of the tables cos and sin [max_model_len, D/2]. Where the angle is not that of the
+        batch's position, row p of the tables holds what is wanted at p: a draft network rotates the pair at position p
+        as p - 1, so its tables have one row in front.
         """
         ...
 
@@ -40,13 +57,28 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """`Ops` in plain torch. Norms accumulate in float32 or better, as the reference implementations do."""
+    """`Ops` in plain torch. Norms accumulate in float32 or better, as the reference implementations do.
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(ids, table)
+    dtype, device: of the model, and so of `empty`.
+    """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+    def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self._dtype = dtype
+        self._device = device
+
+    def empty(self, rows: int, width: int) -> Tensor:
+        return torch.empty((rows, width), dtype=self._dtype, device=self._device)
+
+    def copy(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return x.clone() if out is None else out.copy_(x)
+
+    def embed(self, ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
+        rows = F.embedding(ids, table)
+        return rows if out is None else out.copy_(rows)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        normed = F.rms_norm(x, weight.shape, weight, eps)
+        return normed if out is None else out.copy_(normed)
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x

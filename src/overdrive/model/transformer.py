@@ -61,16 +61,17 @@ class Layer(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """final: [T, H] after the final norm. taps: the residual stream [T, H] on entry to each tapped layer, un-normed."""
+    """final: [T, H] after the final norm. taps: [T, n * H], the un-normed residual stream on entry to each of the n
+    tapped layers, side by side, lowest layer first; [T, 0] when none is tapped."""
 
     final: Tensor
-    taps: tuple[Tensor, ...]
+    taps: Tensor
 
 
 class Transformer:
     """A decoder with its weights. Stateless between calls; the caller holds torch.inference_mode.
 
-    embedding: [V, H]. layers: all of them, in order. final_norm: [H]. head: H -> V.
+    embedding: [V, H], which a draft network may share. layers: all of them, in order. final_norm: [H]. head: H -> V.
     max_model_len: positions the rotary tables cover; a position beyond them is an error of the caller.
     """
 
@@ -88,7 +89,7 @@ class Transformer:
         self.max_model_len = max_model_len
         self.dtype = embedding.dtype
         self.device = embedding.device
-        self._embedding = embedding
+        self.embedding = embedding
         self._layers = tuple(layers)
         # norms[i] opens layer i; the last one is the final norm: each layer's output is added and normed in one call.
         self._norms = (*(layer.input_norm for layer in layers), final_norm)
@@ -103,18 +104,19 @@ class Transformer:
         taps: layer indices in ascending order, counted by *input* (the number of layers names the last one's output).
         """
         ops, eps = self._ops, self.config.norm_eps
-        residual = ops.embed(batch.ids, self._embedding)  # [T, H], a fresh tensor that the layers update in place
-        tapped = []
+        residual = ops.embed(batch.ids, self.embedding)  # [T, H], a fresh tensor that the layers update in place
+        tapped = ops.empty(len(residual), len(taps) * self.config.hidden)
+        columns = dict(zip(taps, tapped.chunk(len(taps), dim=1), strict=True)) if taps else {}
         x = ops.rms_norm(residual, self._norms[0], eps)
         for index, layer in enumerate(self._layers):
-            if index in taps:
-                tapped.append(residual.clone())
+            if index in columns:
+                ops.copy(residual, columns[index])
             attended = self._attend(index, layer, x, batch.positions, attention)
             x = ops.add_rms_norm(residual, attended, layer.post_norm, eps)
             x = ops.add_rms_norm(residual, layer.down(ops.silu_mul(layer.gate_up(x))), self._norms[index + 1], eps)
-        if len(self._layers) in taps:
-            tapped.append(residual)
-        return Hidden(x, tuple(tapped))
+        if len(self._layers) in columns:
+            ops.copy(residual, columns[len(self._layers)])
+        return Hidden(x, tapped)
 
     def _attend(self, index: int, layer: Layer, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """The attention block of one layer: normed input [T, H] -> [T, H], before the residual is added."""

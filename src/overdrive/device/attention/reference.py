@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,25 @@ from torch import Tensor
 
 from overdrive.device.batch import Batch
 from overdrive.model.config import ModelConfig
+
+
+class Heads(Protocol):
+    """What attention must know of a network; a `ModelConfig` says so, and so may a draft network's config.
+
+    heads, kv_heads: of queries, and of keys and values. head_dim: width of each. window: positions that a token of a
+    layer sees, itself included; 0 for all.
+    """
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    def window(self, layer: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +87,10 @@ class PagedKV:
 class ReferenceAttention:
     """`Attention` of one batch: softmax(q k / sqrt(D)) v, row by row, over the row's own pages.
 
-    A token at position p sees positions p - window + 1 .. p (all up to p when the layer has no window).
+    A token at position p sees positions max(start of its row, p - window + 1) .. p (without a window, start .. p).
     """
 
-    def __init__(self, kv: PagedKV, batch: Batch, config: ModelConfig) -> None:
+    def __init__(self, kv: PagedKV, batch: Batch, config: Heads) -> None:
         self._kv = kv
         self._batch = batch
         self._config = config
@@ -84,16 +104,20 @@ class ReferenceAttention:
         out = torch.zeros_like(q)
         for (row, begin, end), length in zip(self._rows, self._lengths, strict=True):
             keys, values = self._kv.gather(layer, self._batch.page_table[row], length)
-            out[begin:end] = self._attend_row(layer, q[begin:end], keys, values, self._batch.positions[begin:end])
+            positions, start = self._batch.positions[begin:end], self._batch.starts[row]
+            out[begin:end] = self._attend_row(layer, q[begin:end], keys, values, positions, start)
         return out.flatten(1)
 
-    def _attend_row(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """q [t, Hq, D], keys and values [Hkv, length, D], positions [t] -> [t, Hq, D]."""
+    def _attend_row(
+        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, start: Tensor
+    ) -> Tensor:
+        """q [t, Hq, D], keys and values [Hkv, length, D], positions [t], start [] -> [t, Hq, D]."""
         kv_heads, length, head_dim = keys.shape
         group = q.view(len(q), kv_heads, -1, head_dim)  # query head h reads key head h // (Hq / Hkv)
         scores = torch.einsum("tkgd,kld->tkgl", group, keys) * head_dim**-0.5
-        distance = positions[:, None] - torch.arange(length, device=positions.device)  # [t, length]
-        hidden = distance < 0
+        places = torch.arange(length, device=positions.device)
+        distance = positions[:, None] - places  # [t, length]
+        hidden = (distance < 0) | (places < start)
         if window := self._config.window(layer):
             hidden = hidden | (distance >= window)
         weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(dim=-1)

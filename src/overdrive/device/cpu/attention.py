@@ -57,7 +57,8 @@ class PagedAttention:
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, scale: float, window: int = 0
     ) -> Tensor:
-        """q: [T, Hq, D] float32, rows of any stride. A token at position p sees p - window + 1 .. p (0: all up to p).
+        """q: [T, Hq, D] float32, rows of any stride. A token at position p sees p - window + 1 .. p (0: all up to p)
+        of what its row shows, starts .. p.
 
         Returns [T, Hq * D]; zeros for tokens past the last row.
         """
@@ -105,6 +106,7 @@ class PreparedAttention:
             q_stride=4 * q.stride(0),
             positions=batch.positions.data_ptr(),
             offsets=batch.offsets.data_ptr(),
+            starts=batch.starts.data_ptr(),
             table=batch.page_table.data_ptr(),
             table_stride=4 * batch.page_table.stride(0),
             k_pages=k_pages.data_ptr(),
@@ -135,6 +137,7 @@ class PreparedAttention:
         tasks = int(self._tiles.sum()) * self._kv_heads
         if not tasks or tasks >= TASKS_PER_THREAD * self._owner._team.threads:
             return 0
-        blocks = positions[ends[full] - 1] // BLOCK + 1  # of each row, up to its last token
+        first = self._batch.starts.numpy()[full] // BLOCK
+        blocks = positions[ends[full] - 1] // BLOCK + 1 - first  # of each row, up to its last token
         parts = int((self._tiles[full] * blocks).sum()) * self._kv_heads
         return 1 << (parts - 1).bit_length() if blocks.max() > 1 else 0

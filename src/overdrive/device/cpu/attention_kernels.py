@@ -61,6 +61,7 @@ class Arguments(NamedTuple):
     q_stride: int
     positions: int
     offsets: int
+    starts: int
     table: int
     table_stride: int
     k_pages: int
@@ -85,7 +86,7 @@ FIELDS = len(Arguments._fields)
 
 class Tile(NamedTuple):
     """Tokens `first .. stop` of a row: `n` queries of each key head, which see blocks `start .. after` and no position
-    beyond `highest`. pages: the row's page table. height: n rounded up to whole tiles of rows."""
+    before `lowest` or beyond `highest`. pages: the row's page table. height: n rounded up to whole tiles of rows."""
 
     first: int
     stop: int
@@ -93,6 +94,7 @@ class Tile(NamedTuple):
     height: int
     start: int
     after: int
+    lowest: int
     highest: int
     pages: int
 
@@ -130,10 +132,12 @@ def make_tile(c, row, first, end):
     low = high = load_int(c.positions + 8 * first)
     for t in range(first, stop):
         low, high = min(low, load_int(c.positions + 8 * t)), max(high, load_int(c.positions + 8 * t))
-    start = max(0, low - c.window + 1) // BLOCK if c.window > 0 else 0
+    lowest = load_int(c.starts + 8 * row)
+    start = (max(lowest, low - c.window + 1) if c.window > 0 else lowest) // BLOCK
     n = (stop - first) * c.group
     height = (n + TALL - 1) // TALL * TALL
-    return Tile(first, stop, n, height, start, high // BLOCK + 1, high, c.table + row * c.table_stride)
+    pages = c.table + row * c.table_stride
+    return Tile(first, stop, n, height, start, high // BLOCK + 1, lowest, high, pages)
 
 
 @njit
@@ -183,7 +187,7 @@ def attend_block(dims, width, c, tile, block, k_base, v_base, places, ahead, que
         score_tile(dims, height, rows, k_base, places, ahead, strips, scores + 4 * BLOCK * r)
     for r in range(tile.n):
         position = load_int(c.positions + 8 * (tile.first + r // c.group)) - first
-        lowest = max(position - c.window + 1, 0) if c.window > 0 else 0
+        lowest = max(tile.lowest - first, position - c.window + 1) if c.window > 0 else tile.lowest - first
         soften(dims, scores + 4 * BLOCK * r, lowest, position, part + 4 * r, part + 4 * (tile.height + r))
     for r in range(0, tile.n, TALL):
         height, sums = tile_height(tile.n - r), part + 8 * tile.height + 4 * width * r

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from overdrive.device.cpu.elementwise_kernels import ROWS, embed_kernel, gate_kernel, norm_kernel, rope_kernel
+from overdrive.device.cpu.elementwise_kernels import (
+    ROWS,
+    copy_kernel,
+    embed_kernel,
+    gate_kernel,
+    norm_kernel,
+    rope_kernel,
+)
 from overdrive.device.cpu.team import Call, Team
+from overdrive.errors import OverdriveError
 
 
 class CpuOps:
@@ -17,27 +26,40 @@ class CpuOps:
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._embed = Call(team, embed_kernel(), "q" * 5)
-        self._norm = Call(team, norm_kernel(), "q" * 10 + "d")
+        self._copy = Call(team, copy_kernel(), "q" * 6)
+        self._embed = Call(team, embed_kernel(), "q" * 6)
+        self._norm = Call(team, norm_kernel(), "q" * 11 + "d")
         self._rope = Call(team, rope_kernel(), "q" * 11)
         self._gate = Call(team, gate_kernel(), "q" * 5)
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Rows `ids` [T] int64 of `table` [V, H], contiguous float32; a new [T, H]."""
-        tokens, width = len(ids), table.shape[1]
-        out = self._team.empty(tokens, width)
-        call = self._embed if tokens > ROWS else self._embed.alone
-        call(ids.data_ptr(), tokens, table.data_ptr(), out.data_ptr(), width)
+    def empty(self, rows: int, width: int) -> Tensor:
+        """A new [rows, width] float32."""
+        return self._team.empty(rows, width)
+
+    def copy(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [T, H] into `out` or a new tensor."""
+        rows, width = x.shape
+        out = self._room(rows, width, out)
+        call = self._copy if rows > ROWS else self._copy.alone
+        call(x.data_ptr(), 4 * x.stride(0), rows, out.data_ptr(), 4 * out.stride(0), width)
         return out
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, H] or [T, heads, D] over its last dimension; a new contiguous tensor of the same shape."""
-        out = self._team.empty(*x.shape)
+    def embed(self, ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows `ids` [T] int64 of `table` [V, H], contiguous float32: [T, H]."""
+        tokens, width = len(ids), table.shape[1]
+        out = self._room(tokens, width, out)
+        call = self._embed if tokens > ROWS else self._embed.alone
+        call(ids.data_ptr(), tokens, table.data_ptr(), out.data_ptr(), 4 * out.stride(0), width)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        """x [T, H] or [T, heads, D] over its last dimension, into `out` (for [T, H]) or a new contiguous tensor."""
+        out = self._room(len(x), x.shape[1], out) if x.dim() == 2 else self._team.empty(*x.shape)
         inner, inner_stride = (1, 0) if x.dim() == 2 else (x.shape[1], 4 * x.stride(1))
         call = self._norm if len(x) > ROWS else self._norm.alone
         call(
             x.data_ptr(), len(x), inner, 4 * x.stride(0), inner_stride, 0, 0,
-            weight.data_ptr(), out.data_ptr(), x.shape[-1], eps,
+            weight.data_ptr(), out.data_ptr(), 4 * out.stride(0), x.shape[-1], eps,
         )  # fmt: skip
         return out
 
@@ -48,7 +70,7 @@ class CpuOps:
         call = self._norm if rows > ROWS else self._norm.alone
         call(
             x.data_ptr(), rows, 1, 4 * x.stride(0), 0, residual.data_ptr(), 4 * residual.stride(0),
-            weight.data_ptr(), out.data_ptr(), width, eps,
+            weight.data_ptr(), out.data_ptr(), 4 * width, width, eps,
         )  # fmt: skip
         return out
 
@@ -66,4 +88,12 @@ class CpuOps:
         out = self._team.empty(rows, width)
         call = self._gate if rows > ROWS else self._gate.alone
         call(gate_up.data_ptr(), 4 * gate_up.stride(0), out.data_ptr(), rows, width)
+        return out
+
+    def _room(self, rows: int, width: int, out: Tensor | None) -> Tensor:
+        """`out` where there is one, checked, else a new [rows, width]."""
+        if out is None:
+            return self._team.empty(rows, width)
+        if out.shape != (rows, width) or out.stride(1) != 1 or out.dtype != torch.float32:
+            raise OverdriveError(f"out must be [{rows}, {width}] float32 with elements of a row next to each other")
         return out

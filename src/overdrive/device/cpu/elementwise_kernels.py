@@ -165,6 +165,23 @@ def gate_row(context, gate, up, out, width):
     return types.void(*[types.int64] * 4), emit
 
 
+def copy_kernel() -> CFunc:
+    """Rows to another place."""
+    source = SOURCE
+
+    @cfunc("void(int64, int64)", cache=True, error_model="numpy")
+    def kernel(a, thread):
+        source  # noqa: B018  (makes the source part of the cache key)
+        x, x_stride, rows, out, out_stride, width = load_ints(a + 8, 6)
+        task = take(a)
+        while task * ROWS < rows:
+            for row in range(task * ROWS, min(rows, task * ROWS + ROWS)):
+                copy_row(x + row * x_stride, out + row * out_stride, width)
+            task = take(a)
+
+    return kernel
+
+
 def embed_kernel() -> CFunc:
     """Rows of a table by their numbers."""
     source = SOURCE
@@ -172,11 +189,11 @@ def embed_kernel() -> CFunc:
     @cfunc("void(int64, int64)", cache=True, error_model="numpy")
     def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
-        ids, tokens, table, out, width = load_ints(a + 8, 5)
+        ids, tokens, table, out, out_stride, width = load_ints(a + 8, 6)
         task = take(a)
         while task * ROWS < tokens:
             for t in range(task * ROWS, min(tokens, task * ROWS + ROWS)):
-                copy_row(table + 4 * width * load_int(ids + 8 * t), out + 4 * width * t, width)
+                copy_row(table + 4 * width * load_int(ids + 8 * t), out + t * out_stride, width)
             task = take(a)
 
     return kernel
@@ -189,8 +206,8 @@ def norm_kernel() -> CFunc:
     @cfunc("void(int64, int64)", cache=True, error_model="numpy")
     def kernel(a, thread):
         source  # noqa: B018  (makes the source part of the cache key)
-        x, outer, inner, x_stride, inner_stride, residual, r_stride, weight, out, width = load_ints(a + 8, 10)
-        eps = types.float32(load_double(a + 88))
+        x, outer, inner, x_stride, inner_stride, residual, r_stride, weight, out, o_stride, width = load_ints(a + 8, 11)
+        eps = types.float32(load_double(a + 96))
         task = take(a)
         while task * ROWS < outer:
             for row in range(task * ROWS, min(outer, task * ROWS + ROWS)):
@@ -199,7 +216,7 @@ def norm_kernel() -> CFunc:
                     if residual:
                         add_row(residual + row * r_stride, source_row, width)
                         source_row = residual + row * r_stride
-                    norm_row(source_row, weight, out + 4 * (row * inner + i) * width, width, eps)
+                    norm_row(source_row, weight, out + row * o_stride + 4 * i * width, width, eps)
             task = take(a)
 
     return kernel

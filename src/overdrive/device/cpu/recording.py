@@ -5,6 +5,9 @@ has to win the interpreter lock back from the host's thread. So the first pass o
 blocks, with the batch in memory that stays and results in memory of the recording's own; later passes copy the batch
 there and run the list. It is what a CUDA graph is on a GPU.
 
+A pass is `pass_(batch, *inputs) -> result`: inputs are float32 matrices beside the batch, the result a tensor or a
+tuple of tensors. All it is given lies in memory that stays, so it may use any field of the batch.
+
 Whatever torch itself computes inside a pass would be missing from the list. The first recording is watched for that,
 and a model that needs torch for more than views is run as it is written. (Functions are watched rather than operators:
 torch's watch over operators imports its compiler, which takes more than a second.)
@@ -17,7 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -31,10 +34,12 @@ RECORDED_TOKENS = 64  # batches up to this size; in larger ones Python does not 
 PROGRAMS = 128  # shapes remembered
 
 
-_HARMLESS = frozenset(
-    (Tensor.view, Tensor.split_with_sizes, Tensor.stride, Tensor.size, Tensor.dim, Tensor.data_ptr, Tensor.numpy)
-) | {Tensor.__len__}
-"""Functions that compute nothing: views of a tensor and questions about it; and attributes."""
+_VIEWS = (Tensor.view, Tensor.split, Tensor.split_with_sizes, Tensor.chunk, Tensor.narrow)
+_QUESTIONS = (Tensor.stride, Tensor.size, Tensor.dim, Tensor.data_ptr, Tensor.numpy, Tensor.__len__)
+_HARMLESS = frozenset((*_VIEWS, *_QUESTIONS))
+"""Functions that compute nothing: views of a tensor and questions about it; and attributes and slices."""
+
+Result = TypeVar("Result")
 
 
 class NotRecordable(Exception):
@@ -67,6 +72,8 @@ class StaticBatch:
         self._ids, self._positions, self._rows, self._writes = torch.zeros((4, tokens), dtype=torch.int64)
         self._offsets = torch.zeros(rows + 1, dtype=torch.int64)
         self._table = torch.zeros((rows, pages), dtype=torch.int32)
+        self._starts = torch.zeros(rows, dtype=torch.int64)
+        self._wanted = torch.zeros(tokens, dtype=torch.int64)
 
     def fill(self, batch: Batch) -> Batch:
         """The same batch in this memory."""
@@ -78,11 +85,12 @@ class StaticBatch:
             offsets=self._offsets[: rows + 1].copy_(batch.offsets),
             page_table=self._table[:rows, :pages].copy_(batch.page_table),
             writes=self._writes[:tokens].copy_(batch.writes),
-            wanted=batch.wanted,
+            starts=self._starts[:rows].copy_(batch.starts),
+            wanted=self._wanted[: len(batch.wanted)].copy_(batch.wanted),
         )
 
 
-class Recording:
+class Recording(Generic[Result]):
     """Notes one pass (it is a `Recorder` of the team) and can run it again."""
 
     def __init__(self, team: Team, arena: Arena) -> None:
@@ -99,15 +107,15 @@ class Recording:
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         return self._arena.empty(shape)
 
-    def make(self, forward: Callable[[], Tensor]) -> Tensor:
+    def make(self, forward: Callable[[], Result]) -> Result:
         """Run the pass and note it."""
         with self._team.recorded(self):
             self._result = forward()
         self._program = np.array(self._words, dtype=np.int64)
         return self._result
 
-    def run(self) -> Tensor:
-        """The pass again, over what stands in the static batch now; the result lies where it lay before."""
+    def run(self) -> Result:
+        """The pass again, over what stands in the static memory now; the result lies where it lay before."""
         self._team.run(self._program.ctypes.data, len(self._program))
         return self._result
 
@@ -116,48 +124,67 @@ class Watch(TorchFunctionMode):
     """Raises NotRecordable where torch would compute something."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in _HARMLESS or getattr(func, "__name__", "") == "__get__":
+        name = getattr(func, "__name__", "")
+        if func in _HARMLESS or name == "__get__" or (name == "__getitem__" and _slices(args[1])):
             return func(*args, **(kwargs or {}))
         raise NotRecordable(f"the pass computes {func} with torch")
 
 
-class RecordedForward:
-    """forward(batch), from recordings where there are some. Results are good until the next call.
+def _slices(index: Any) -> bool:
+    """Whether a tensor indexed so is a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(part, slice | int) for part in parts)
 
-    forward: the pass as it is written. shape: what beside the numbers of tokens and rows decides which kernels it runs.
+
+class RecordedPass(Generic[Result]):
+    """pass_(batch, *inputs), from recordings where there are some. Results are good until the next call.
+
+    pass_: the pass as it is written; inputs: [rows, width] float32 each, at most RECORDED_TOKENS rows where recorded.
+    shape: what beside the sizes of batch and inputs decides which kernels it runs.
     """
 
-    def __init__(self, forward: Callable[[Batch], Tensor], shape: Callable[[Batch], Hashable], team: Team) -> None:
-        self._forward = forward
+    def __init__(self, pass_: Callable[..., Result], shape: Callable[[Batch], Hashable], team: Team) -> None:
+        self._pass = pass_
         self._shape = shape
         self._team = team
         self._arena = Arena()
         self._static = StaticBatch(RECORDED_TOKENS, RECORDED_TOKENS, 64)
-        self._recordings: OrderedDict[Hashable, Recording] = OrderedDict()
+        self._inputs: dict[tuple[int, int], Tensor] = {}  # (which, width) -> memory that stays
+        self._recordings: OrderedDict[Hashable, Recording[Result]] = OrderedDict()
         self._recordable = True
         self._watched = False
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch, *inputs: Tensor) -> Result:
         tokens, rows = len(batch.ids), len(batch.page_table)
-        if not self._recordable or not 0 < tokens <= RECORDED_TOKENS or rows > RECORDED_TOKENS:
-            return self._forward(batch)
+        most = max(tokens, rows, *map(len, inputs))
+        if not self._recordable or not tokens or most > RECORDED_TOKENS:
+            return self._pass(batch, *inputs)
         if batch.page_table.shape[1] > self._static.pages:
             self._widen(batch.page_table.shape[1])
-        key = tokens, rows, self._shape(batch)
+        key = tokens, rows, len(batch.wanted), tuple(x.shape for x in inputs), self._shape(batch)
         static = self._static.fill(batch)
+        copies = [self._keep(which, x) for which, x in enumerate(inputs)]
         if key in self._recordings:
             self._recordings.move_to_end(key)
             return self._recordings[key].run()
-        return self._record(key, static)
+        return self._record(key, static, copies)
 
-    def _record(self, key: Hashable, static: Batch) -> Tensor:
-        recording = Recording(self._team, self._arena)
+    def _keep(self, which: int, x: Tensor) -> Tensor:
+        """The input in memory that stays."""
+        rows, width = x.shape
+        place = self._inputs.get((which, width))
+        if place is None:
+            place = self._inputs[which, width] = torch.zeros((RECORDED_TOKENS, width))
+        return place[:rows].copy_(x)
+
+    def _record(self, key: Hashable, static: Batch, inputs: list[Tensor]) -> Result:
+        recording: Recording[Result] = Recording(self._team, self._arena)
         try:
             with nullcontext() if self._watched else Watch():
-                result = recording.make(lambda: self._forward(static))
+                result = recording.make(lambda: self._pass(static, *inputs))
         except NotRecordable:
             self._recordable = False
-            return self._forward(static)
+            return self._pass(static, *inputs)
         self._watched = True
         self._recordings[key] = recording
         if len(self._recordings) > PROGRAMS:
