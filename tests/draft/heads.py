@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from overdrive.draft.eagle3.checkpoint import expected_shapes
 from overdrive.draft.eagle3.config import HeadConfig
+from overdrive.draft.eagle3.loading import random_tensors
 from overdrive.model.config import ModelConfig
 from overdrive.model.dummy import tiny_config
 from overdrive.model.rope import RopeConfig
@@ -31,17 +31,11 @@ def tiny_head(target: ModelConfig, **changes: Any) -> HeadConfig:
     return HeadConfig.for_target(target, **({"draft_vocab": len(DRAFTED)} | fields | changes))
 
 
-def random_tensors(config: HeadConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Weights by canonical name, exact in bf16."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in expected_shapes(config).items():
-        noise = torch.randn(shape, generator=generator)
-        noise = 1 + 0.1 * noise if "norm" in name else noise * shape[-1] ** -0.5
-        tensors[name] = noise.bfloat16().float()
-    if config.draft_vocab < config.vocab:
-        tensors["d2t"] = DRAFTED - torch.arange(len(DRAFTED))
-    return tensors
+def rounded_tensors(config: HeadConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights by canonical name, exact in bf16; a reduced vocabulary is DRAFTED."""
+    tensors = random_tensors(config, seed)
+    ids = {"d2t": DRAFTED - torch.arange(len(DRAFTED))} if "d2t" in tensors else {}
+    return {name: tensor.bfloat16().float() for name, tensor in tensors.items() if name != "d2t"} | ids
 
 
 def safeai_config(config: HeadConfig) -> dict[str, Any]:

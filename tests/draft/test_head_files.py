@@ -16,7 +16,7 @@ from overdrive.errors import OverdriveError
 from overdrive.model.rope import RopeConfig
 from tests.draft.heads import (
     DRAFTED,
-    random_tensors,
+    rounded_tensors,
     safeai_config,
     save_head,
     specforge_config,
@@ -30,7 +30,7 @@ TARGET = target_config()
 
 def test_the_published_llama_head_is_read_with_rope_base_10000_and_the_default_taps(tmp_path: Path):
     config = tiny_head(TARGET, head_dim=8)
-    tensors = random_tensors(config)
+    tensors = rounded_tensors(config)
     head = read(save_head(tmp_path, safeai_config(config), tensors, "midlayer."), TARGET)
     assert head.config.rope == RopeConfig(theta=10000.0, original_positions=2048)
     assert head.config.taps == (2, 4, 5)
@@ -43,7 +43,7 @@ def test_layer_ids_count_outputs_in_eagle_config_and_inputs_in_speculators(tmp_p
     config = tiny_head(TARGET, taps=(1, 3, 8))
     flat, nested = specforge_config(config), speculators_config(config)
     assert flat["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 7]
-    tensors = random_tensors(config)
+    tensors = rounded_tensors(config)
     for name, raw, prefix in (("flat", flat, "midlayer."), ("nested", nested, "layers.0.")):
         head = read(save_head(tmp_path / name, raw, tensors, prefix), TARGET)
         assert head.config.taps == (1, 3, 8)
@@ -52,7 +52,7 @@ def test_layer_ids_count_outputs_in_eagle_config_and_inputs_in_speculators(tmp_p
 
 def test_a_speculators_head_keeps_its_own_rope_and_embedding(tmp_path: Path):
     config = tiny_head(TARGET, own_embedding=True, norm_before_residual=True)
-    folder = save_head(tmp_path, speculators_config(config), random_tensors(config), "layers.0.")
+    folder = save_head(tmp_path, speculators_config(config), rounded_tensors(config), "layers.0.")
     head = read(folder, TARGET).config
     assert (head.rope.kind, head.rope.theta, head.rope.original_positions) == ("llama3", 500000.0, 8192)
     assert head.own_embedding and head.norm_before_residual
@@ -85,7 +85,7 @@ def test_norm_before_residual_is_off_where_a_config_does_not_say(make: Any):
 )
 def test_a_written_head_is_read_back_as_it_was(tmp_path: Path, changes: dict[str, Any]):
     config = tiny_head(TARGET, **changes)
-    tensors = random_tensors(config)
+    tensors = rounded_tensors(config)
     write(tmp_path, config, tensors)
     head = read(tmp_path, TARGET)
     assert head.config == config
@@ -95,7 +95,7 @@ def test_a_written_head_is_read_back_as_it_was(tmp_path: Path, changes: dict[str
 
 def test_the_written_files_have_the_names_and_types_that_other_engines_look_for(tmp_path: Path):
     config = tiny_head(TARGET)
-    write(tmp_path, config, random_tensors(config))
+    write(tmp_path, config, rounded_tensors(config))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     stored = load_file(tmp_path / "model.safetensors")
     layer = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
@@ -190,7 +190,7 @@ def _spoil(tensors: dict[str, Any], change: str) -> None:
 )
 def test_tensors_that_do_not_fit_are_refused_by_the_file_s_own_names(tmp_path: Path, change: str, sides: Any):
     config = tiny_head(TARGET)
-    tensors = random_tensors(config)
+    tensors = rounded_tensors(config)
     _spoil(tensors, change)
     folder = save_head(tmp_path, specforge_config(config), tensors, "midlayer.")
     with pytest.raises(OverdriveError) as error:
@@ -208,7 +208,7 @@ def test_pickled_weights_are_refused_and_never_opened(tmp_path: Path):
 def test_what_is_not_the_config_s_is_not_written(tmp_path: Path):
     config = tiny_head(TARGET)
     for spoiled in ("fc.weight", "d2t"):
-        tensors = random_tensors(config)
+        tensors = rounded_tensors(config)
         del tensors[spoiled]
         with pytest.raises(OverdriveError, match=spoiled):
             write(tmp_path / "head", config, tensors)

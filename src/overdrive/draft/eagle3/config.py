@@ -118,6 +118,10 @@ class HeadConfig:
         check_fit(config, target, name)
         return config
 
+    def window(self, layer: int) -> int:
+        """How many positions a pair of this layer sees: 0, all of them."""
+        return 0
+
     def to_json(self) -> dict[str, Any]:
         """config.json in SpecForge's layout, as SGLang and vLLM read it.
 
