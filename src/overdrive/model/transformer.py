@@ -98,6 +98,11 @@ class Transformer:
         cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, self.dtype)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [max_model_len, D/2]
 
+    @property
+    def final_norm(self) -> Tensor:
+        """Weight of the last norm, [H]."""
+        return self._norms[-1]
+
     def forward(self, batch: Batch, attention: Attention, taps: Sequence[int] = ()) -> Hidden:
         """Hidden states of every token of the batch; keys and values go wherever `attention` stores them.
 
