@@ -46,7 +46,7 @@ def load(
     the reference form. Raises OverdriveError, one line, for anything missing, damaged or unsupported.
     """
     source = locate(model, options, progress)
-    config, checkpoint = _open(source, options)
+    config, checkpoint = open_checkpoint(source, options)
     max_model_len = _max_model_len(config, options.max_model_len)
     form = cpu_form(options.precision, team) if team else torch_form(options.precision, device)
     transformer = assemble(config, checkpoint, form, max_model_len + OVERSHOOT, progress)
@@ -69,7 +69,7 @@ def locate(model: str, options: ModelOptions, progress: Progress) -> Path:
     raise OverdriveError(f"no model {model!r}: expected smollm2, a folder, a .gguf file or a hub id like owner/name")
 
 
-def _open(source: Path, options: ModelOptions) -> tuple[ModelConfig, Checkpoint]:
+def open_checkpoint(source: Path, options: ModelOptions) -> tuple[ModelConfig, Checkpoint]:
     """Config and weights of a located model, by what it is; a demanded load_format must fit."""
     wanted = options.load_format
     found = {".gguf": "gguf", ".json": "dummy"}.get(source.suffix, "safetensors") if source.is_file() else "safetensors"
