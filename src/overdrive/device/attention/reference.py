@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from overdrive.device.batch import Batch
-from overdrive.model.config import ModelConfig
 
 
 class Heads(Protocol):
     """What attention must know of a network; a `ModelConfig` says so, and so may a draft network's config.
 
-    heads, kv_heads: of queries, and of keys and values. head_dim: width of each. window: positions that a token of a
-    layer sees, itself included; 0 for all.
+    layers: with keys and values of their own. heads, kv_heads: of queries, and of keys and values. head_dim: width of
+    each. window: positions that a token of a layer sees, itself included; 0 for all.
     """
+
+    @property
+    def layers(self) -> int: ...
 
     @property
     def heads(self) -> int: ...
@@ -49,7 +51,7 @@ class PagedKV:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        cls, config: Heads, n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> PagedKV:
         """Zeroed storage for `n_pages` pages, the scratch page included.
 
