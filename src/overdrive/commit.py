@@ -20,6 +20,7 @@ from overdrive.types import Finish, FinishReason, Outcome, Row, Step, TopLogprob
 class Delta:
     """What one settled step adds to one answer. `accepted` of `tokens`, from the front, came from drafts.
 
+    offered: drafts verified. source: who wrote them, an index into the drafter's sources.
     prompt_logprobs: for prompt tokens `first_scored ..`, in order, when the request asked for them.
     """
 
@@ -27,6 +28,7 @@ class Delta:
     tokens: Sequence[int]
     accepted: int
     offered: int
+    source: int
     finish: Finish | None
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
@@ -42,6 +44,7 @@ class Committer:
         self._scheduler = scheduler
         self._counts = counts
         self._meter = meter
+        self.rounds = 0
         self.prefilled_tokens = 0
         self.generated_tokens = 0
 
@@ -54,10 +57,13 @@ class Committer:
         for index, (row, running) in enumerate(zip(step.rows, self._scheduler.land(step), strict=True)):
             if running.request.finish is not None:
                 continue
-            if row.drafts and counts[index]:
-                sampled = running.request.params.temperature > 0
-                self._counts.add(sources[index], sampled, offered[index], counts[index] - 1)
-            delta = self._settle_row(row, running, tokens[index][: counts[index]], offered[index], index, outcome)
+            if counts[index]:
+                self.rounds += 1
+                if row.drafts:
+                    sampled = running.request.params.temperature > 0
+                    self._counts.add(sources[index], sampled, offered[index], counts[index] - 1)
+            taken = tokens[index][: counts[index]]
+            delta = self._settle_row(row, running, taken, offered[index], sources[index], index, outcome)
             self._donate(running)
             if delta.finish is not None:
                 self._scheduler.remove(running.request)
@@ -68,7 +74,14 @@ class Committer:
         return deltas
 
     def _settle_row(
-        self, row: Row, running: Running, tokens: list[int], offered: int, index: int, outcome: Outcome
+        self,
+        row: Row,
+        running: Running,
+        tokens: list[int],
+        offered: int,
+        source: int,
+        index: int,
+        outcome: Outcome,
     ) -> Delta:
         request = running.request
         if not row.emits or running.stored < running.target:
@@ -85,7 +98,7 @@ class Committer:
         chosen = outcome.logprobs.get(index)
         if chosen is not None and len(kept) < len(tokens):
             chosen = _slice(chosen, 0, len(kept))
-        return Delta(request, kept, accepted, offered, request.finish, chosen, scores)
+        return Delta(request, kept, accepted, offered, source, request.finish, chosen, scores)
 
     @staticmethod
     def _take(request: Request, tokens: list[int]) -> list[int]:
@@ -137,7 +150,7 @@ class Committer:
         """End a request that has not finished, whatever it is doing."""
         request.finish = finish
         self._scheduler.remove(request)
-        return Delta(request, [], 0, 0, finish)
+        return Delta(request, [], 0, 0, 0, finish)
 
 
 def _slice(scores: TopLogprobs, start: int, stop: int) -> TopLogprobs:

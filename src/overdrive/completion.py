@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from overdrive.commit import Delta
+from overdrive.draft_report import DraftReport, DraftTally
 from overdrive.errors import OverdriveError
 from overdrive.text import CommittedText
 from overdrive.types import Finish, FinishReason, SamplingParams, TopLogprobs
@@ -30,6 +31,7 @@ class Completion:
     finish_reason: "stop" for an end token or a stop string, "length" for max_tokens or the end of the context.
     prompt_tokens: of the prompt, `cached_tokens` of them found in the prefix cache.
     accepted_drafts: how many of `token_ids` were drafts that the model agreed with.
+    drafts: rounds, tokens per round, and drafts by who wrote them and by position.
     logprobs: one entry per id, where asked for. prompt_logprobs: the same from the prompt's second token on.
     """
 
@@ -39,22 +41,25 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     accepted_drafts: int
+    drafts: DraftReport
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer under way: `take` is told what the engine commits."""
+    """An answer under way: `take` is told what the engine commits. sources: names of those who write drafts."""
 
     id: str
     prompt: list[int]
     params: SamplingParams
     text: CommittedText
+    sources: Sequence[str]
     finish: Finish | None = None
     ids: list[int] = field(default_factory=list)
     accepted: int = 0
     cached: int = 0
+    _drafts: DraftTally = field(default_factory=DraftTally)
     _pieces: list[str] = field(default_factory=list)
     _read: int = 0
     _scores: list[TokenLogprob] = field(default_factory=list)
@@ -69,6 +74,7 @@ class Answer:
             self._prompt_scores += _entries(known, delta.prompt_logprobs)
         self.ids += delta.tokens
         self.accepted += delta.accepted
+        self._drafts.add(delta.source, delta.offered, delta.accepted, len(delta.tokens))
         self.cached = max(self.cached, delta.request.cached_tokens)
         self.finish = delta.finish
         self._pieces.append(self.text.take(delta.tokens, delta.finish))
@@ -90,6 +96,7 @@ class Answer:
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
             accepted_drafts=self.accepted,
+            drafts=DraftTally.report([self._drafts], self.sources),
             logprobs=tuple(self._scores) if self.params.logprobs >= 0 else None,
             prompt_logprobs=tuple(self._prompt_scores) if self.params.prompt_logprobs >= 0 else None,
         )

@@ -27,13 +27,13 @@ from overdrive.memory.prefix import PrefixCache
 from overdrive.model.config import ModelConfig
 from overdrive.model.transformer import Transformer
 from overdrive.model.weights import Loaded, load
-from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.acceptance import KEYS, DraftCounts
 from overdrive.policy.controller import Controller, FixedDrafts
 from overdrive.request import NoStops, Request
 from overdrive.scheduler import Limits, Scheduler
 from overdrive.text import StopMatcher, open_text
 from overdrive.types import OVERSHOOT, Finish, FinishReason, Outcome, SamplingParams, Step
-from overdrive.wire import EngineInfo, Stats
+from overdrive.wire import DraftStats, EngineInfo, Stats
 
 Progress = Callable[[str, int, int], None]
 
@@ -100,7 +100,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Counters since the start."""
-        scheduler, meter, counts = self._scheduler, self._meter, self._meter.counts
+        scheduler, meter = self._scheduler, self._meter
         cache, times = scheduler.cache, self._loop.times
         return Stats(
             running=len(scheduler.running),
@@ -109,11 +109,10 @@ class Engine:
             pages_cached=scheduler.pool.idle,
             pages_total=scheduler.pool.usable,
             steps=times.steps,
-            rounds=meter.rounds,
+            rounds=self._committer.rounds,
             generated=self._committer.generated_tokens,
             prefilled=self._committer.prefilled_tokens,
-            offered=counts.reached.sum(axis=(0, 1)).tolist(),
-            accepted=counts.accepted.sum(axis=(0, 1)).tolist(),
+            drafts=draft_stats(meter.counts),
             plans=[meter.plans[k] for k in range(max(meter.plans, default=0) + 1)],
             preemptions=scheduler.preemptions,
             launch_seconds=(meter.seconds[0], meter.seconds[1], meter.seconds[2], meter.seconds[3]),
@@ -123,20 +122,30 @@ class Engine:
         )
 
 
+def draft_stats(counts: DraftCounts) -> list[DraftStats]:
+    """The counts as they cross the link: every source and key, so that none appears late; none where K is always 0."""
+    if not counts.max_drafts:
+        return []
+    arrays = (counts.rounds, counts.offered, counts.reached, counts.accepted)
+    return [
+        DraftStats(source=source, key=key, rounds=rounds, offered=offered, reached=reached, accepted=accepted)
+        for source, rows in zip(counts.sources, zip(*(a.tolist() for a in arrays), strict=True), strict=True)
+        for key, rounds, offered, reached, accepted in zip(KEYS, *rows, strict=True)
+    ]
+
+
 class Meter:
-    """What settled steps tell: device time by launch, plans by K, rounds of decode rows."""
+    """What settled steps tell: device time by launch, plans by K."""
 
     def __init__(self, counts: DraftCounts) -> None:
         self.counts = counts
         self.seconds = [0.0] * 4
         self.plans: Counter[int] = Counter()
-        self.rounds = 0
 
     def add(self, step: Step, outcome: Outcome) -> None:
         """Count one settled step."""
         self.seconds = [a + b for a, b in zip(self.seconds, outcome.seconds, strict=True)]
         self.plans[step.plan.drafts] += 1
-        self.rounds += sum(row.emits for row in step.rows)
 
 
 def build(
@@ -183,6 +192,7 @@ def build(
         max_queue=limits.max_queue,
         drafter="+".join(runner.sources),
         drafts=drafts,
+        sources=runner.sources,
         precision=options.model.precision,
         threads=device.threads,
         overlap=device.lookahead > 0,

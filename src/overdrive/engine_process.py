@@ -86,6 +86,7 @@ def as_message(delta: Delta) -> Tokens:
         ids=list(delta.tokens),
         accepted=delta.accepted,
         offered=delta.offered,
+        source=delta.source,
         logprobs=Logprobs.of(scores, len(scores.chosen)) if scores else None,
         prompt_logprobs=Logprobs.of(prompt_scores, len(prompt_scores.chosen)) if prompt_scores else None,
         cached_tokens=max(delta.request.cached_tokens, 0),

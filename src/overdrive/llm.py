@@ -195,9 +195,9 @@ class LLM:
             max_drafts=-1 if given.max_drafts is None else given.max_drafts,
         )
         first = sampling_params(given, self.info, wanted)
-        stops, include = stop_strings(given), bool(given.include_stop_str_in_output)
+        stops, include, sources = stop_strings(given), bool(given.include_stop_str_in_output), self.info.sources
         return [
-            Answer(str(next(self._numbers)), prompt, params, CommittedText(self.tokenizer, stops, include))
+            Answer(str(next(self._numbers)), prompt, params, CommittedText(self.tokenizer, stops, include), sources)
             for params in siblings(first, given.n or 1)
         ]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
@@ -69,6 +69,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
 
     ids: new output tokens in order; an end token is among them, tokens behind a stop are not.
     accepted: how many of `ids` came from drafts; they are the first ones. offered: drafts verified in this step.
+    source: who wrote those drafts, an index into `EngineInfo.sources`; means nothing where none were offered.
     logprobs: covers `ids`, for requests that asked.
     prompt_logprobs: covers the next prompt positions, in order, from position 1 on (position 0 has no prediction).
     cached_tokens: prompt tokens found in the prefix cache; right in the first message with ids and in the last.
@@ -82,6 +83,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     ids: list[int] = []
     accepted: int = 0
     offered: int = 0
+    source: int = 0
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     cached_tokens: int = 0
@@ -112,7 +114,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     source: the model's folder or .gguf file on this machine, where tokenizer and template are read.
     eos_ids: tokens that end an answer. defaults: sampling defaults of generation_config.json, by parameter name.
     kv_tokens: positions the KV cache holds; a request longer than that can never run.
-    drafts: most drafts per row and step. drafter: who writes them, "none" for nobody.
+    drafts: most drafts per row and step. drafter: who writes them, "none" for nobody. draft_model: the head or small
+    model it reads, where it came from; "" for drafters without one. sources: names of those who may write a row's
+    drafts; `Tokens.source` is an index into it.
     """
 
     model: str
@@ -128,6 +132,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int
     drafter: str
     drafts: int
+    draft_model: str = ""
+    sources: tuple[str, ...] = ()
     precision: str
     threads: int
     overlap: bool
@@ -146,12 +152,27 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
+class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts by one source in rows of one key, since the start; lists are by position in the row, position 0 first.
+
+    rounds: row steps with drafts; they yielded one token each beside the accepted drafts.
+    offered: drafts proposed. reached: of those, judged, since all before them were right. accepted: of those, right.
+    """
+
+    source: str
+    key: Literal["greedy", "sampled"]
+    rounds: int
+    offered: list[int]
+    reached: list[int]
+    accepted: list[int]
+
+
 class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The engine's state, about twice a second. `running` to `pages_total` are of now, the rest counts from the start.
 
     pages_used counts pages held by requests, pages_cached those held by the prefix cache alone.
-    rounds: pairs of a decode row and a step; `generated / rounds` is the tokens a row yields per step.
-    offered, accepted: drafts by their position in the row, position 0 first. plans: steps by their K, K = 0 first.
+    rounds: row steps that yielded tokens; `generated / rounds` is the tokens of a round.
+    drafts: one entry per source and key; empty where nothing may be drafted. plans: steps by their K, K = 0 first.
     launch_seconds: of the draft, forward, accept and absorb launches. host_seconds: schedule, build, commit, publish.
     prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted.
     """
@@ -165,8 +186,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     rounds: int = 0
     generated: int = 0
     prefilled: int = 0
-    offered: list[int] = []
-    accepted: list[int] = []
+    drafts: list[DraftStats] = []
     plans: list[int] = []
     preemptions: int = 0
     launch_seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)

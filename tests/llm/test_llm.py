@@ -72,6 +72,9 @@ def test_drafts_are_reported_where_they_were_accepted(llm):
     assert drafted.text == plain.text
     assert 0 < drafted.accepted_drafts < 100  # a greedy tiny model soon repeats itself
     assert plain.accepted_drafts == 0
+    assert sum(drafted.drafts.sources["ngram"].accepted) == drafted.accepted_drafts
+    assert drafted.drafts.rounds + drafted.accepted_drafts - 100 in (0, 1)  # 1 where max_tokens cut the last round
+    assert (plain.drafts.rounds, plain.drafts.sources) == (100, {})
 
 
 def test_tokens_are_those_of_the_engine(llm):

@@ -47,7 +47,7 @@ def bench(
     )
     scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if cached else None)
     runner = ToyRunner(stream or LazyStream(rng), rng, max_rows, n_pages, page_size, fail_at)
-    committer = Committer(scheduler, DraftCounts(("toy",), 8))
+    committer = Committer(scheduler, DraftCounts(("even", "odd"), 8))
     return Bench(
         scheduler, runner, committer, Loop(scheduler, controller or RandomDrafts(rng), runner, committer, lookahead)
     )

@@ -52,6 +52,11 @@ def oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Fi
             return tokens[len(prompt) :], Finish(FinishReason.LENGTH)
 
 
+def source_of(drafts: Sequence[int]) -> int:
+    """Who wrote a row's drafts, of two: any rule does that differs from row to row."""
+    return len(drafts) % 2
+
+
 class ToyFlight:
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -78,6 +83,7 @@ class ToyRunner:
         self.table: list[dict[int, int]] = [{} for _ in range(slots)]
         self.fail_at = fail_at
         self.fed_tokens = 0
+        self.rounds: dict[str, list[tuple[int, int, int]]] = {}  # by request: (source, offered, accepted) of its rows
 
     def draft(self, step: Step) -> ToyFlight:
         flight = ToyFlight(step)
@@ -146,9 +152,13 @@ class ToyRunner:
             tokens[index, : len(found)] = found
             counts.append(len(found))
             offered.append(len(drafts))
+            if found:
+                round_ = (source_of(drafts), len(drafts), len(found) - 1)
+                self.rounds.setdefault(row.request_id, []).append(round_)
             self.history[row.slot] += found
             self.computed[row.slot] += row.known + max(len(found) - 1, 0)
-        flight.outcome = Outcome(tokens, np.array(counts), np.array(offered), np.zeros(len(counts), np.int64))
+        sources = np.array([source_of(flight.drafts[row.slot]) for row in rows])
+        flight.outcome = Outcome(tokens, np.array(counts), np.array(offered), sources)
 
     def absorb(self, flight: ToyFlight) -> None:
         pass

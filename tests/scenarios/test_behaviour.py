@@ -47,7 +47,8 @@ def test_server_info_shows_the_drafter_and_whether_it_drafts(make_server, option
     stats, info = server.wait_until_empty(), server.info()["engine"]
     assert (info["drafter"], info["drafts"]) == (drafter, drafts)
     assert len(stats["plans"]) == drafts + 1
-    assert (sum(stats["offered"]) > 0) == (drafts > 0)
+    drafted = [entry for entry in stats["drafts"] if entry["rounds"]]
+    assert [(entry["source"], entry["key"]) for entry in drafted] == [(drafter, "greedy")] * (drafts > 0)
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])

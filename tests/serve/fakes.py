@@ -20,6 +20,7 @@ from overdrive.types import FinishReason
 from overdrive.wire import (
     Abort,
     Batch,
+    DraftStats,
     Drain,
     EngineClient,
     EngineEndpoint,
@@ -52,11 +53,25 @@ INFO = EngineInfo(
     page_size=16,
     max_rows=4,
     max_queue=8,
-    drafter="ngram",
+    drafter="ngram+eagle3",
+    draft_model="a/head",
     drafts=3,
+    sources=("ngram", "eagle3"),
     precision="float32",
     threads=1,
     overlap=False,
+)
+STATS = Stats(
+    running=1,
+    rounds=20,
+    generated=30,
+    drafts=[
+        DraftStats(source="ngram", key="greedy", rounds=4, offered=[4, 3], reached=[4, 2], accepted=[2, 1]),
+        DraftStats(source="ngram", key="sampled", rounds=0, offered=[0, 0], reached=[0, 0], accepted=[0, 0]),
+        DraftStats(source="eagle3", key="greedy", rounds=0, offered=[0, 0], reached=[0, 0], accepted=[0, 0]),
+        DraftStats(source="eagle3", key="sampled", rounds=3, offered=[3, 3], reached=[3, 0], accepted=[0, 0]),
+    ],
+    plans=[5, 0, 0, 7],
 )
 Script = Callable[[Submit], Iterator[Tokens]]
 
@@ -85,7 +100,7 @@ def speak(submit: Submit, text: str = TEXT, runs: tuple[int, ...] = (1, 4, 2, 3)
                 end = {"finish": FinishReason.LENGTH}
         logprobs = scores(run, params.logprobs) if params.logprobs >= 0 else None
         accepted = min(len(run), size - 1)
-        yield Tokens(submit.id, run, accepted, size - 1, logprobs=logprobs, cached_tokens=2, **end)
+        yield Tokens(submit.id, run, accepted, size - 1, int(size > 3), logprobs=logprobs, cached_tokens=2, **end)
         if end:
             return
 
@@ -118,7 +133,7 @@ class FakeEngine:
         endpoint = EngineEndpoint(address)
         endpoint.send(Loading("weights", 1, 2))
         endpoint.send(Ready(self._info))
-        endpoint.send(Stats(running=1, offered=[4, 2], accepted=[3, 1], plans=[5, 0, 0, 7]))
+        endpoint.send(STATS)
         while not self.closed.is_set() and (self._running or not self._draining):
             for message in endpoint.poll(0.002 if not self._running else 0):
                 self._take(message)

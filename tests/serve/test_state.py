@@ -41,17 +41,54 @@ def test_metrics_count_requests_tokens_and_times(http):
 def test_metrics_carry_the_engines_statistics(http):
     text = http.get("/metrics").text
     assert metric(text, "overdrive_running") == 1
-    assert metric(text, 'overdrive_drafts_accepted_total{position="1"}') == 1
+    assert metric(text, 'overdrive_drafts_offered_total{key="greedy",position="1",source="ngram"}') == 3
+    assert metric(text, 'overdrive_drafts_reached_total{key="greedy",position="1",source="ngram"}') == 2
+    assert metric(text, 'overdrive_drafts_accepted_total{key="greedy",position="1",source="ngram"}') == 1
+    assert metric(text, 'overdrive_drafts_offered_total{key="sampled",position="0",source="eagle3"}') == 3
+    assert metric(text, 'overdrive_draft_rounds_total{key="greedy",source="ngram"}') == 4
+    assert metric(text, 'overdrive_draft_tokens_total{key="greedy",source="ngram"}') == 4 + 3
+    assert metric(text, 'overdrive_draft_rounds_total{key="greedy",source="eagle3"}') == 0
     assert metric(text, 'overdrive_plans_total{drafts="3"}') == 7
     assert metric(text, 'overdrive_launch_seconds_total{launch="forward"}') == 0
 
 
 def test_server_info_shows_the_engine_and_its_drafter(http):
     facts = http.get("/server_info").json()
-    assert facts["engine"]["drafter"] == "ngram"
+    assert (facts["engine"]["drafter"], facts["engine"]["draft_model"]) == (INFO.drafter, INFO.draft_model)
+    assert facts["engine"]["drafts"] == 3
     assert facts["engine"]["kv_tokens"] == 4096
     assert facts["stats"]["plans"] == [5, 0, 0, 7]
     assert facts["model"] == "tiny"
+
+
+def test_server_info_tells_how_drafting_went_by_source_and_key(http):
+    facts = http.get("/server_info").json()["drafts"]
+    assert facts == {
+        "rounds": 20,
+        "tokens_per_round": 1.5,
+        "sources": {
+            "ngram": {
+                "greedy": {
+                    "rounds": 4,
+                    "tokens_per_round": 1.75,
+                    "offered": [4, 3],
+                    "reached": [4, 2],
+                    "accepted": [2, 1],
+                    "rate": [0.5, 0.5],
+                }
+            },
+            "eagle3": {
+                "sampled": {
+                    "rounds": 3,
+                    "tokens_per_round": 1.0,
+                    "offered": [3, 3],
+                    "reached": [3, 0],
+                    "accepted": [0, 0],
+                    "rate": [0.0, None],
+                }
+            },
+        },
+    }
 
 
 def test_the_live_page_needs_nothing_from_elsewhere(http):
@@ -66,7 +103,14 @@ def test_the_live_page_needs_nothing_from_elsewhere(http):
         "/v1/chat/completions",
     }
     assert set(re.findall(r"https?://[^\s\"']+", page.text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert set(http.get("/stats").json()) == {"model", "stats", "drafter", "drafts", "precision"}
+    assert set(http.get("/stats").json()) == {
+        "model",
+        "stats",
+        "drafter",
+        "draft_model",
+        "drafts",
+        "precision",
+    }
 
 
 def test_the_documentation_names_every_path_and_field(http):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from overdrive.draft_report import DraftTally
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.replies import CompletionDetails, FinishWord, PromptDetails, PromptToken, TextPiece, Usage
 from overdrive.text import CommittedText, Tokenizer
@@ -52,12 +53,16 @@ class Delta:
 
 @dataclass(slots=True)
 class Counts:
-    """Of one answer: tokens committed, drafts among them, drafts verified, prompt tokens found in the cache."""
+    """Of one answer: tokens committed, drafts among them, drafts verified, prompt tokens found in the cache.
+
+    drafts: its rounds.
+    """
 
     completed: int = 0
     accepted: int = 0
     offered: int = 0
     cached: int = 0
+    drafts: DraftTally = field(default_factory=DraftTally)
 
 
 @dataclass(slots=True)
@@ -90,6 +95,7 @@ class Answer:
         self.counts.completed += len(item.ids)
         self.counts.accepted += item.accepted
         self.counts.offered += item.offered
+        self.counts.drafts.add(item.source, item.offered, item.accepted, len(item.ids))
         pieces = self._pieces(item)
         text = "".join(piece.text for piece in pieces)
         shown = [piece for piece in pieces if piece.text] if self.rules.report else []
@@ -138,13 +144,17 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.bytes_of(token).decode("utf-8", errors="replace")
 
 
-def usage(answers: Sequence[Answer], n: int) -> Usage:
-    """Sums over a request's answers; each prompt has n of them, one after the other, and is counted once."""
+def usage(answers: Sequence[Answer], n: int, sources: Sequence[str]) -> Usage:
+    """Sums over a request's answers; each prompt has n of them, one after the other, and is counted once.
+
+    sources: names of those who write drafts, by index.
+    """
     firsts = answers[::n]
     prompt = sum(len(answer.prompt) for answer in firsts)
     completed = sum(answer.counts.completed for answer in answers)
     accepted = sum(answer.counts.accepted for answer in answers)
     offered = sum(answer.counts.offered for answer in answers)
     cached = PromptDetails(sum(answer.counts.cached for answer in firsts))
-    drafts = CompletionDetails(accepted, max(0, offered - accepted))
-    return Usage(prompt, completed, prompt + completed, cached, drafts)
+    details = CompletionDetails(accepted, max(0, offered - accepted))
+    drafts = DraftTally.report([answer.counts.drafts for answer in answers], sources)
+    return Usage(prompt, completed, prompt + completed, cached, details, drafts)

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from overdrive import __version__
+from overdrive.draft_report import engine_report
 from overdrive.errors import BadRequest
 from overdrive.parameters import check_ids
 from overdrive.serve.chat import chat_completion, chat_prompt
@@ -159,16 +160,22 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
 
     @app.get("/server_info", **body(None, None))
     async def server_info() -> Response:
-        """What runs: the model, the engine's resolved numbers, the drafter and whether it is active."""
+        """What runs: the model, the engine's resolved numbers, the drafter, and how drafting went."""
         service = gate.service()
-        facts = {"version": __version__, "model": service.name, "engine": service.info, "stats": service.client.stats}
+        facts = {
+            "version": __version__,
+            "model": service.name,
+            "engine": service.info,
+            "drafts": engine_report(service.client.stats),
+            "stats": service.client.stats,
+        }
         return Response(msgspec.json.encode(facts), media_type="application/json")
 
     @app.get("/stats", include_in_schema=False)
     async def stats() -> Response:
         """The engine's latest statistics, for the live page."""
         service = gate.service()
-        names = ("drafter", "drafts", "precision")
+        names = ("drafter", "draft_model", "drafts", "precision")
         facts = {name: getattr(service.info, name) for name in names}
         value = {"model": service.name, "stats": service.client.stats, **facts}
         return Response(msgspec.json.encode(value), media_type="application/json")

@@ -98,7 +98,8 @@ def _submit(
     names = [f"{request_id}-{index}" for index in range(n)]
     rules = text_rules(request)
     answers = {name: Answer(index, prompt, service.tokenizer, rules) for index, name in enumerate(names)}
-    return Exchange(service.submit(names, [prompt] * n, params), answers, n, timer, service.request_seconds)
+    reply = service.submit(names, [prompt] * n, params)
+    return Exchange(reply, answers, n, timer, service.request_seconds, service.info.sources)
 
 
 @dataclass(frozen=True, slots=True)

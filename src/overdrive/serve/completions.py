@@ -87,7 +87,8 @@ def _submit(
     rules = text_rules(request, silent=request.max_tokens == 0)
     ids = [prompt.ids for prompt in prompts for _ in range(n)]
     answers = {name: Answer(i, ids[i], service.tokenizer, rules) for i, name in enumerate(names)}
-    return Exchange(service.submit(names, ids, params), answers, n, timer, service.request_seconds)
+    reply = service.submit(names, ids, params)
+    return Exchange(reply, answers, n, timer, service.request_seconds, service.info.sources)
 
 
 def _with_scores(params: SamplingParams, request: CompletionRequest) -> SamplingParams:

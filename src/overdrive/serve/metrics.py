@@ -15,6 +15,11 @@ from overdrive.wire import Stats
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+DRAFTS = {
+    "offered": "Drafts proposed, by position in the row.",
+    "reached": "Drafts judged: all before them were right.",
+    "accepted": "Drafts accepted.",
+}
 LAUNCHES = ("draft", "forward", "accept", "absorb")
 
 
@@ -86,13 +91,33 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"overdrive_{name}", text, value=value)
         for name, text, value in _counters(stats):
             yield CounterMetricFamily(f"overdrive_{name}", text, value=value)
-        yield _by_label("drafts_offered", "Drafts verified, by position in the row.", "position", stats.offered)
-        yield _by_label("drafts_accepted", "Drafts accepted, by position in the row.", "position", stats.accepted)
+        yield from _drafts(stats)
         yield _by_label("plans", "Steps by their number of drafts per row.", "drafts", stats.plans)
-        seconds = CounterMetricFamily("overdrive_launch_seconds", "Device time by launch.", labels=["launch"])
+        seconds = _counter("launch_seconds", "Device time by launch.", "launch")
         for launch, value in zip(LAUNCHES, stats.launch_seconds, strict=True):
             seconds.add_metric([launch], value)
         yield seconds
+
+
+def _drafts(stats: Stats) -> Iterator[Metric]:
+    """By source and key, those of drafts by position too. Tokens per round are draft_tokens / draft_rounds."""
+    told = [((drafts.source, drafts.key), drafts) for drafts in stats.drafts]
+    rounds = _counter("draft_rounds", "Row steps with drafts.", "source", "key")
+    tokens = _counter("draft_tokens", "Tokens that row steps with drafts yielded.", "source", "key")
+    for labels, drafts in told:
+        rounds.add_metric(labels, drafts.rounds)
+        tokens.add_metric(labels, drafts.rounds + sum(drafts.accepted))
+    yield from (rounds, tokens)
+    for name, text in DRAFTS.items():
+        family = _counter(f"drafts_{name}", text, "position", "source", "key")
+        for labels, drafts in told:
+            for position, value in enumerate(getattr(drafts, name)):
+                family.add_metric((str(position), *labels), value)
+        yield family
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"overdrive_{name}", text, labels=labels)
 
 
 def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
@@ -108,7 +133,7 @@ def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
 def _counters(stats: Stats) -> list[tuple[str, str, float]]:
     return [
         ("steps", "Steps of the engine.", stats.steps),
-        ("rounds", "Decode rows over all steps.", stats.rounds),
+        ("rounds", "Row steps that yielded tokens.", stats.rounds),
         ("generated_tokens", "Tokens committed.", stats.generated),
         ("prefilled_tokens", "Prompt tokens computed.", stats.prefilled),
         ("preemptions", "Requests put back for want of KV.", stats.preemptions),
@@ -119,7 +144,7 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
 
 
 def _by_label(name: str, text: str, label: str, values: list[int]) -> Metric:
-    family = CounterMetricFamily(f"overdrive_{name}", text, labels=[label])
+    family = _counter(name, text, label)
     for index, value in enumerate(values):
         family.add_metric([str(index)], value)
     return family

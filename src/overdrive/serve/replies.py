@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from overdrive.draft_report import DraftReport
+
 FinishWord = Literal["stop", "length"]
 
 
@@ -27,13 +29,17 @@ class CompletionDetails(Struct):
 
 
 class Usage(Struct):
-    """A prompt with n answers is counted once; `completion_tokens` counts what was committed, end tokens included."""
+    """A prompt with n answers is counted once; `completion_tokens` counts what was committed, end tokens included.
+
+    drafts: extension; how this request was speculated.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
+    drafts: DraftReport
 
 
 class TopLogprob(Struct):

@@ -6,7 +6,7 @@ Knows HTTP and the order of events; what an event says is an endpoint's `Form`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -47,7 +47,7 @@ class Form(Protocol):
 class Exchange:
     """One HTTP request under way: `answers` by the id of their engine request, n to a prompt.
 
-    seconds: when it is given up.
+    seconds: when it is given up. sources: names of those who write drafts.
     """
 
     reply: Reply
@@ -55,11 +55,12 @@ class Exchange:
     n: int
     timer: RequestTimer
     seconds: float
+    sources: Sequence[str]
 
     @property
     def usage(self) -> Usage:
         """What was used up to now."""
-        return usage(list(self.answers.values()), self.n)
+        return usage(list(self.answers.values()), self.n, self.sources)
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
         """What arrives, answer by answer. Raises ServerFault when one of them is given up."""

@@ -10,7 +10,8 @@ from overdrive.wire import EngineInfo
 
 def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool) -> str:
     """The server's address and what it serves, and a request to try."""
-    drafts = f"{info.drafter} drafts up to {info.drafts}" if info.drafter != "none" else "no drafts"
+    written = f"{info.drafter} drafts up to {info.drafts}" + (f" from {info.draft_model}" if info.draft_model else "")
+    drafts = written if info.drafts else "no drafts"
     body = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
     key = '-H "Authorization: Bearer $KEY" ' if asks_key else ""
     content = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
