@@ -269,11 +269,11 @@ class Reply:
         for request_id in self._unfinished:
             self._client.abort(request_id)
 
-    def give_up(self, reason: str) -> None:
-        """Aborts what has not finished; whoever reads gets `reason` as its error."""
+    def give_up(self, reason: str, status: int) -> None:
+        """Aborts what has not finished; whoever reads gets `reason` as its error, of that HTTP status."""
         self.abort()
         for request_id in self._unfinished:
-            self.push(Tokens(request_id, finish=FinishReason.ERROR, error=reason))
+            self.push(Tokens(request_id, finish=FinishReason.ERROR, error=reason, status=status))
 
 
 class EngineClient:

@@ -112,6 +112,8 @@ def test_progress_counts_up_to_its_total(tmp_path: Path):
 @pytest.mark.parametrize(
     ("model", "options", "pattern"),
     [
+        ("", {}, "no model was named: give smollm2"),
+        (" ", {}, "no model was named"),
         ("no-such-model", {}, "no model 'no-such-model': expected smollm2, a folder, a .gguf file or a hub id"),
         ("{folder}/weights.txt", {}, "neither a folder, a .gguf file nor a config.json"),
         ("{folder}/config.json", {}, "a config without weights; give load_format 'dummy'"),

@@ -55,6 +55,8 @@ def load(
 
 def locate(model: str, options: ModelOptions, progress: Progress) -> Path:
     """The folder, .gguf or config.json that a MODEL argument means, fetched if need be."""
+    if not model.strip():
+        raise OverdriveError("no model was named: give smollm2, a folder, a .gguf file or a hub id like owner/name")
     if model == "smollm2":
         return smollm2_path(progress)
     path = Path(model).expanduser()

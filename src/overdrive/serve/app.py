@@ -145,6 +145,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         service.check_model(name)
         return json_response(_card(service))
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", **body(None, None))
     async def health() -> Response:
         """200 when requests are answered; 503 while loading, draining or without an engine."""

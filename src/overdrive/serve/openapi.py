@@ -40,6 +40,7 @@ FAULTS = {
     429: "The queue is full.",
     500: "The engine failed on this request.",
     503: "The server is loading or draining.",
+    504: "The answer took longer than the server allows.",
 }
 
 

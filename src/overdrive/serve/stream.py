@@ -24,6 +24,7 @@ from overdrive.wire import Reply
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499  # nginx's code for a client that left; nobody reads it, logs show it
+TOO_LATE = 504
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,8 +65,8 @@ class Exchange:
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
         """What arrives, answer by answer. Raises ServerFault when one of them is given up."""
-        reason = f"the answer was not complete after {self.seconds:g} seconds"
-        alarm = asyncio.get_running_loop().call_later(self.seconds, self.reply.give_up, reason)
+        reason = f"the answer was not complete after {self.seconds:g} seconds, which is this server's limit"
+        alarm = asyncio.get_running_loop().call_later(self.seconds, self.reply.give_up, reason, TOO_LATE)
         try:
             async for item in self.reply:
                 answer = self.answers[item.id]

@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import read_metadata
 from overdrive.text.pieces import REPLACEMENT, TokenTable, byte_level_pieces, sentencepiece_pieces
-from overdrive.text.tokenizer import FastTokenizer, Tokenizer
+from overdrive.text.tokenizer import FastTokenizer, NoTokenizer, Tokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
 _END_NAMES = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")  # end of turn, where a file does not say
@@ -66,11 +66,13 @@ _COMPOSES = {"qwen2", "deepseek-r1-qwen"}  # NFC before anything else
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of the .gguf file at `path`. Raises OverdriveError when it has none, or one of another kind."""
+    """The tokenizer of the .gguf file at `path`. Raises NoTokenizer when it has none, OverdriveError for one of another
+    kind.
+    """
     metadata = read_metadata(path, lambda key: key.startswith("tokenizer.ggml."))
     fields = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     if not fields.get("tokens"):
-        raise OverdriveError(f"{path} holds no tokenizer; name one with --tokenizer")
+        raise NoTokenizer(f"{path} holds no tokenizer; name one with --tokenizer")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if fields.get("model") not in builders:
         known = ", ".join(sorted(builders))

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Core
 
 from overdrive.errors import OverdriveError
 from overdrive.text.pieces import TokenTable, pieces_for_decoder, strips_first_space
-from overdrive.text.tokenizer import FastTokenizer, Tokenizer
+from overdrive.text.tokenizer import FastTokenizer, NoTokenizer, Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -19,11 +19,11 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 def load_hf_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model folder, or of a tokenizer.json with whatever stands beside it.
 
-    Raises OverdriveError when there is no tokenizer.json or it cannot be used.
+    Raises NoTokenizer when there is no tokenizer.json, OverdriveError when it cannot be used.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise OverdriveError(f"{path} has no tokenizer.json; name a folder that has one with --tokenizer")
+        raise NoTokenizer(f"{path} has no tokenizer.json; name a folder that has one with --tokenizer")
     try:
         core = Core.from_file(str(file))
     except Exception as error:  # the tokenizers library raises nothing narrower

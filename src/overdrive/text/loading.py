@@ -10,19 +10,20 @@ from overdrive.gguf_file import read_metadata
 from overdrive.text.gguf_tokenizer import load_gguf_tokenizer
 from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_json
 from overdrive.text.template import ChatTemplate
-from overdrive.text.tokenizer import ByteTokenizer, Tokenizer
+from overdrive.text.tokenizer import ByteTokenizer, NoTokenizer, Tokenizer
 
 
 def open_text(source: Path, options: ModelOptions) -> tuple[Tokenizer, ChatTemplate]:
     """The tokenizer and chat template of a model, or those that the options name instead.
 
-    Dummy weights have no words of their own: without a tokenizer they get one of bytes. Raises OverdriveError.
+    Dummy weights have no words of their own: where there is no tokenizer they get one of bytes. Raises OverdriveError,
+    also for dummy weights when there is a tokenizer that cannot be used.
     """
     origin = Path(options.tokenizer) if options.tokenizer else source
     override = Path(options.chat_template) if options.chat_template else None
     try:
         tokenizer = load_tokenizer(origin)
-    except OverdriveError:
+    except NoTokenizer:
         if options.load_format != "dummy" or options.tokenizer:
             raise
         tokenizer = ByteTokenizer()
@@ -38,7 +39,7 @@ def load_tokenizer(source: Path) -> Tokenizer:
     Raises OverdriveError, naming the file and the fault, when there is none that can be used.
     """
     if not source.exists():
-        raise OverdriveError(f"no tokenizer at {source}: there is no such file or folder")
+        raise NoTokenizer(f"no tokenizer at {source}: there is no such file or folder")
     return load_gguf_tokenizer(source) if source.suffix == ".gguf" else load_hf_tokenizer(source)
 
 

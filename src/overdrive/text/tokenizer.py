@@ -11,8 +11,12 @@ from collections.abc import Iterable, Mapping
 
 import tokenizers
 
-from overdrive.errors import BadRequest
+from overdrive.errors import BadRequest, OverdriveError
 from overdrive.text.pieces import TokenTable
+
+
+class NoTokenizer(OverdriveError):
+    """There is no tokenizer there, which is another thing than one that cannot be used."""
 
 
 class Tokenizer(ABC):

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer as Core
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
+from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
-from overdrive.text import load_chat_template, load_tokenizer
+from overdrive.text import ByteTokenizer, load_chat_template, load_tokenizer, open_text
 from overdrive.text.pieces import REPLACEMENT, byte_alphabet
 
 Config = dict[str, Any]
@@ -115,6 +116,18 @@ def test_broken_tokenizer_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(OverdriveError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_dummy_weights_do_without_a_tokenizer_but_not_with_a_broken_one(tmp_path: Path) -> None:
+    dummy = ModelOptions(load_format="dummy")
+    assert type(open_text(tmp_path, dummy)[0]) is ByteTokenizer
+    with pytest.raises(OverdriveError, match=r"no tokenizer\.json"):
+        open_text(tmp_path, ModelOptions())
+    with pytest.raises(OverdriveError, match="nowhere"):
+        open_text(tmp_path, ModelOptions(load_format="dummy", tokenizer=str(tmp_path / "nowhere")))
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(OverdriveError, match=r"tokenizer\.json cannot be read"):
+        open_text(tmp_path, dummy)
 
 
 def test_missing_tokenizer_and_unknown_decoder_are_named(tmp_path: Path) -> None:
