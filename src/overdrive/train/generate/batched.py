@@ -8,7 +8,7 @@ slots; must never know text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class BatchedGenerator:
     def __init__(
         self,
         model: Transformer,
-        stops: Sequence[int],
+        stops: Iterable[int],
         *,
         slots: int = 1024,
         max_len: int = 1024,

@@ -1,0 +1,137 @@
+"""From prompts to a dataset of the target's answers: `generate_answers`. Picks the generator by device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from overdrive.bars import LoadingBars
+from overdrive.config import ModelOptions
+from overdrive.errors import OverdriveError
+from overdrive.model.assemble import Progress
+from overdrive.model.weights import locate
+from overdrive.text import open_text
+from overdrive.train.generate.batched import BatchedGenerator
+from overdrive.train.generate.beginnings import Beginnings
+from overdrive.train.generate.conversations import Conversations
+from overdrive.train.generate.display import AnswerLines
+from overdrive.train.generate.exclusion import Exclusions
+from overdrive.train.generate.jobs import Generator
+from overdrive.train.generate.recipe import Budget, Recipe
+from overdrive.train.generate.tally import Conversation, Tally
+from overdrive.train.generate.target import open_target
+from overdrive.train.generate.turns import Turns
+from overdrive.train.prompts import Prompt
+
+CUDA_ROWS, CPU_ROWS = 2048, 32
+
+
+class Writer(Protocol):
+    """Where conversations go; a `DatasetWriter`."""
+
+    def add(
+        self,
+        tokens: Sequence[int],
+        answer_mask: Sequence[bool],
+        split: Literal["train", "heldout"],
+        category: str = "",
+        prompt: int = -1,
+    ) -> None: ...
+
+
+def generate_answers(
+    model: str,
+    prompts: Sequence[Prompt],
+    writer: Writer,
+    folder: Path,
+    *,
+    recipe: Recipe = Recipe(),
+    budget: Budget = Budget(),
+    device: Literal["cpu", "cuda"] = "cpu",
+    rows: int = 0,
+    exclude: Sequence[Path] = (),
+    model_options: ModelOptions = ModelOptions(),
+    quiet: bool = False,
+) -> Tally:
+    """The target's answers to `prompts` and to prompts of its own, as the recipe has it, given to `writer`.
+
+    folder: takes answers.json (what was made) and prompts_used.jsonl. rows: answers at once, 0 for the device's usual
+    number. exclude: JSON-lines files, or folders of them, none of whose texts may be in a user's turn.
+    Raises OverdriveError, one line, for whatever is wrong with the model, the prompts or the files, before any work.
+    """
+    exclusions = Exclusions.read(exclude)
+    with contextlib.ExitStack() as stack:
+        with LoadingBars(quiet) as bars:
+            turns = _open_turns(model, model_options, bars.update)
+            opened = _generator(model, model_options, turns, recipe, device, rows, bars.update)
+            generator = stack.enter_context(opened)
+        return answer(generator, turns, prompts, writer, folder, recipe, budget, exclusions, quiet)
+
+
+def answer(
+    generator: Generator,
+    turns: Turns,
+    prompts: Sequence[Prompt],
+    writer: Writer,
+    folder: Path,
+    recipe: Recipe,
+    budget: Budget,
+    exclusions: Exclusions,
+    quiet: bool = False,
+) -> Tally:
+    """`generate_answers` with everything at hand."""
+    tally = Tally()
+    beginnings = Beginnings(prompts, turns, recipe, exclusions, tally, budget.limited)
+    with AnswerLines(quiet) as lines:
+
+        def finish(conversation: Conversation) -> None:
+            split: Literal["train", "heldout"] = "heldout" if conversation.heldout else "train"
+            writer.add(conversation.ids, conversation.answered, split, conversation.category, conversation.line)
+            lines.update(tally.conversations, tally.answer_tokens)
+
+        feed = Conversations(beginnings, turns, recipe, budget, generator.stops, tally, finish)
+        generator.run(feed)
+        lines.end(tally.conversations, tally.answer_tokens)
+    tally.write(folder, list(prompts), beginnings.heldout)
+    return tally
+
+
+def _open_turns(model: str, options: ModelOptions, progress: Progress) -> Turns:
+    source = locate(model, options, progress)
+    return Turns.of(*open_text(source if source.suffix != ".json" else source.parent, options))
+
+
+@contextlib.contextmanager
+def _generator(
+    model: str,
+    options: ModelOptions,
+    turns: Turns,
+    recipe: Recipe,
+    device: Literal["cpu", "cuda"],
+    rows: int,
+    progress: Progress,
+) -> Iterator[Generator]:
+    if device == "cpu":
+        from overdrive.train.generate.engine import EngineGenerator  # the server's parts are not wanted elsewhere
+
+        engine = EngineGenerator(
+            model, options, turns.stops, rows=rows or CPU_ROWS, max_len=recipe.max_len, progress=progress
+        )
+        with contextlib.closing(engine):
+            yield engine
+        return
+    if not torch.cuda.is_available():
+        raise OverdriveError("--device cuda: this torch sees no CUDA device")
+    target = open_target(model, options, torch.device("cuda"), recipe.max_len, progress)
+    progress("graphs", 0, 1)
+    yield BatchedGenerator(
+        target.transformer,
+        {*target.stops, *turns.stops},
+        slots=rows or CUDA_ROWS,
+        max_len=recipe.max_len,
+        seed=recipe.seed,
+    )

@@ -1,0 +1,67 @@
+"""The engine and the batched generator are one generator to their callers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from overdrive.config import ModelOptions
+from overdrive.train.dataset import Dataset, DatasetInfo, DatasetWriter
+from overdrive.train.generate.answers import generate_answers
+from overdrive.train.generate.batched import BatchedGenerator
+from overdrive.train.generate.engine import EngineGenerator
+from overdrive.train.generate.jobs import Job
+from overdrive.train.generate.recipe import Recipe
+from overdrive.train.generate.target import open_target
+from tests.train_generate.feeds import ListFeed
+from tests.train_generate.scripted import CHATML, prompt
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 259,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "eos_token_id": 257,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[str, ModelOptions]:
+    """A tiny model with random weights, bytes for tokens and a chat template."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    options = ModelOptions(load_format="dummy", precision="float32", chat_template=str(tmp_path / "chat.jinja"))
+    return str(tmp_path / "config.json"), options
+
+
+def test_both_generators_give_the_same_greedy_answers(model):
+    jobs = [Job(key=n, prompt=[n, 5, 9 * n], max_tokens=12) for n in range(6)]
+    target = open_target(*model, torch.device("cpu"), 128, lambda *_: None)
+    feeds = ListFeed(jobs), ListFeed(jobs)
+    BatchedGenerator(target.transformer, target.stops, slots=4, max_len=128).run(feeds[0])
+    engine = EngineGenerator(*model, (), rows=3, max_len=128, progress=lambda *_: None)
+    engine.run(feeds[1])
+    engine.close()
+    assert engine.stops == target.stops == (257,)
+    assert feeds[0].answers == feeds[1].answers
+
+
+def test_a_dataset_is_made_of_a_prompts_file_and_a_model(model, tmp_path):
+    recipe = Recipe(answer_tokens=20, samples=1, heldout_share=0.5)
+    with DatasetWriter(tmp_path / "out", DatasetInfo(target="tiny", fingerprint="", vocab=259)) as writer:
+        prompts = [prompt(n, f"question {n}") for n in range(12)]
+        tally = generate_answers(
+            model[0], prompts, writer, tmp_path / "out", recipe=recipe, rows=4, model_options=model[1], quiet=True
+        )
+    dataset = Dataset.open(tmp_path / "out")
+    assert len(dataset) == tally.conversations > 0
+    assert int(dataset.answer.sum()) == tally.answer_tokens
+    assert {"train", "heldout"} == {split for split, *_ in tally.rows}
+    assert (tmp_path / "out" / "prompts_used.jsonl").exists()
