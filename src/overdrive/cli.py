@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
@@ -20,6 +21,7 @@ from overdrive.config import (
     ServerOptions,
 )
 from overdrive.errors import OverdriveError
+from overdrive.train.options import HeadOptions, TrainOptions
 
 SERVE_EXAMPLES = """
 Examples:
@@ -34,6 +36,14 @@ CHAT_EXAMPLES = """
 Examples:
   overdrive chat --model smollm2
   overdrive chat --url http://127.0.0.1:8000 --system "Answer in one sentence."
+"""
+TRAIN_EXAMPLES = """
+Examples:
+  overdrive train eagle3 smollm2 --prompts prompts.jsonl --out head
+  overdrive train eagle3 smollm2 --prompts prompts.jsonl --out head --device cuda --minutes 12
+  overdrive serve smollm2 --draft-head head
+
+An interrupted run continues with the same command.
 """
 
 app = App(
@@ -127,6 +137,45 @@ def chat(
     engine = EngineOptions(model=weights, draft=draft, device=device)
     check_engine(engine)
     converse(LocalSpeaker(model, engine, settings), settings)
+
+
+train = App(name="train", help="Train a draft network for a model.", help_format="plaintext")
+app.command(train)
+HeadGroup = Annotated[HeadOptions, Parameter(name="*", group="Head")]
+TrainGroup = Annotated[TrainOptions, Parameter(name="*", group="Training")]
+
+
+@train.command(help_epilogue=TRAIN_EXAMPLES)
+def eagle3(
+    model: str,
+    /,
+    *,
+    out: Path,
+    prompts: Path | None = None,
+    data: tuple[Path, ...] = (),
+    head: HeadGroup = HeadOptions(),
+    training: TrainGroup = TrainOptions(),
+    weights: ModelGroup = ModelOptions(),
+) -> None:
+    """Train an EAGLE-3 head: the model answers the prompts, the head learns to write what it would say.
+
+    Parameters
+    ----------
+    model:
+        The target, as for serve.
+    out:
+        Folder for the head, and for what an interrupted run needs to continue.
+    prompts:
+        JSON lines with prompt, messages or turns in each; .jsonl or .jsonl.gz.
+    data:
+        Folders of answers that exist already, to train on instead.
+    """
+    from overdrive.train.options import resolve
+
+    options = resolve(training)
+    from overdrive.train.eagle3 import train_eagle3
+
+    train_eagle3(model, prompts, data, out, head_options=head, options=options, model_options=weights)
 
 
 @contextlib.contextmanager

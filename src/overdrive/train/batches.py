@@ -1,0 +1,97 @@
+"""Batches of whole conversations: which go together, padded and brought to the device.
+
+Conversations of like length share a batch whose padded size stays within a budget of tokens. The plan of an epoch
+depends on (seed, epoch) alone, which is what makes an interrupted run continue exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overdrive.train.dataset import Dataset
+
+MULTIPLE = 32  # widths are rounded up to it
+FIRST = 2  # the first index of a conversation that a head predicts: x[t + 2] at t = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Conversations on the device, padded behind.
+
+    ids: [B, S] int64. places: [N] int64, where in the flattened ids answer tokens stand that a head predicts.
+    tokens: real tokens in it. conversations: their indices in the dataset, row by row.
+    """
+
+    ids: Tensor
+    places: Tensor
+    tokens: int
+    conversations: NDArray[np.int64]
+
+    @property
+    def answers(self) -> int:
+        """Answer tokens in it."""
+        return len(self.places)
+
+
+def usable(dataset: Dataset, conversations: NDArray[np.int64], max_len: int) -> NDArray[np.int64]:
+    """Those that have an answer token to predict within their first `max_len` tokens."""
+    found = [_answer(dataset, c, max_len)[FIRST:].any() for c in conversations]
+    return conversations[np.array(found, dtype=bool)]
+
+
+def plan_epoch(lengths: NDArray[np.int64], budget: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Indices into `lengths`, batch by batch, each once: like lengths together, in random order.
+
+    A batch's padded size is at most `budget` tokens, or one conversation.
+    """
+    widths = -(-lengths // MULTIPLE) * MULTIPLE
+    order = rng.permutation(len(lengths))
+    order = order[np.argsort(widths[order], kind="stable")]
+    batches, start = [], 0
+    while start < len(order):
+        end = start + 1
+        while end < len(order) and widths[order[end]] * (end + 1 - start) <= budget:
+            end += 1
+        batches.append(order[start:end])
+        start = end
+    return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def make_lesson(dataset: Dataset, conversations: NDArray[np.int64], max_len: int, device: torch.device) -> Lesson:
+    """Read, cut to `max_len`, pad with id 0 and copy without waiting for the device."""
+    rows = [dataset.conversation(c)[0][:max_len] for c in conversations]
+    width = -(-max(map(len, rows)) // MULTIPLE) * MULTIPLE
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    answer = np.zeros((len(rows), width), dtype=bool)
+    for index, (row, conversation) in enumerate(zip(rows, conversations, strict=True)):
+        ids[index, : len(row)] = row
+        answer[index, FIRST : len(row)] = _answer(dataset, conversation, max_len)[FIRST:]
+    places = np.flatnonzero(answer)
+    return Lesson(_to(ids, device), _to(places, device), sum(map(len, rows)), conversations)
+
+
+def in_order(lengths: NDArray[np.int64], budget: int) -> list[NDArray[np.int64]]:
+    """As `plan_epoch`, without chance: for measurements."""
+    return plan_epoch(lengths, budget, np.random.default_rng(0))
+
+
+def clipped_lengths(dataset: Dataset, conversations: Sequence[int] | NDArray[np.int64], max_len: int) -> Any:
+    """Tokens of these conversations that are used, [n] int64."""
+    return np.minimum(dataset.lengths[conversations], max_len)
+
+
+def _answer(dataset: Dataset, conversation: int, max_len: int) -> NDArray[np.bool_]:
+    return dataset.conversation(conversation)[1][:max_len]
+
+
+def _to(array: NDArray[Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    # Only from pinned memory does a copy run beside the device's work.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

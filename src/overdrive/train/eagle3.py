@@ -1,0 +1,211 @@
+"""`overdrive train eagle3`: answers, training, measurement, export. Each stage is left out when its result is there.
+
+OUT/data/           the target's answers, unless other folders are given
+OUT/training.pt     the run so far; an interrupted run continues from it
+OUT/history.jsonl   loss and held-out acceptance against tokens seen
+OUT/config.json, model.safetensors   the head, in SpecForge's layout
+OUT/result.json     how it did at the end, per category
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from overdrive.bars import LoadingBars
+from overdrive.config import ModelOptions
+from overdrive.draft.eagle3 import checkpoint
+from overdrive.errors import OverdriveError
+from overdrive.train.batches import MULTIPLE
+from overdrive.train.dataset import Dataset, Split, is_finished
+from overdrive.train.evaluate import Tally, evaluate, overall
+from overdrive.train.head import Head, head_config, initial_weights
+from overdrive.train.options import HeadOptions, TrainOptions
+from overdrive.train.report import Display, History, in_words, summary, table
+from overdrive.train.target import Teacher
+from overdrive.train.trainer import Trainer, learning_rate
+from overdrive.train.vocabulary import choose_draft_ids, coverage
+
+TABLE_WIDTH = 160
+
+
+def train_eagle3(
+    model: str,
+    prompts: Path | None,
+    data: Sequence[Path],
+    out: Path,
+    *,
+    head_options: HeadOptions,
+    options: TrainOptions,
+    model_options: ModelOptions = ModelOptions(),
+) -> None:
+    """Every stage that is not done yet.
+
+    data: folders of answers to train on; without any, OUT/data is filled from `prompts`. Raises OverdriveError.
+    """
+    if not data and not is_finished(out / "data"):
+        raise OverdriveError("give --data, a folder of the target's answers")
+    folders = tuple(data) or (out / "data",)
+    train_head(model, folders, out, head_options=head_options, options=options, model_options=model_options)
+
+
+def train_head(
+    model: str,
+    data: Sequence[Path],
+    out: Path,
+    *,
+    head_options: HeadOptions,
+    options: TrainOptions,
+    model_options: ModelOptions = ModelOptions(),
+    quiet: bool = False,
+) -> dict[str, Tally]:
+    """Train on the answers in `data`, measure and export to `out`; returns held-out tallies by category.
+
+    options: resolved. Raises OverdriveError for whatever does not fit, before anything runs.
+    """
+    device = _device(options)
+    dataset = Dataset.open(*data)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with LoadingBars(quiet) as bars:
+        teacher = Teacher.load(model, model_options, device, dtype, bars.update)
+    _check(dataset, teacher, data)
+    head = _new_head(dataset, teacher, head_options, options)
+    _make(out)
+    with Display(quiet) as display:
+        _describe(display, dataset, head, options)
+        _train(Trainer(teacher, head, dataset, options), head, teacher, dataset, options, out, display)
+        tallies = _finish(head, teacher, dataset, options, out, display)
+    if tallies:
+        console = Console(quiet=quiet)
+        # A file or a pipe is as wide as the table; a terminal is as wide as it is.
+        console.print(table(tallies), width=None if console.is_terminal else TABLE_WIDTH)
+    return tallies
+
+
+def _train(
+    trainer: Trainer,
+    head: Head,
+    teacher: Teacher,
+    dataset: Dataset,
+    options: TrainOptions,
+    out: Path,
+    display: Display,
+) -> None:
+    """Run the loop, from a checkpoint if there is one; what was measured goes to the display and the history."""
+    state = out / "training.pt"
+    if state.exists():
+        trainer.load(state)
+        display.say(f"Continuing at step {trainer.position.step}, {100 * trainer.share_done():.1f} % done")
+    position, history = trainer.position, History(out / "history.jsonl", trainer.position.step)
+    conversations = dataset.split("heldout")[: options.evaluate_on]
+    losses, seen, clock, saved = [], position.tokens, time.monotonic(), time.monotonic()
+    for loss in trainer.steps():
+        losses.append(loss)
+        if position.step % options.log_every == 0:
+            mean, losses = float(torch.stack(losses).mean()), []  # the only wait for the device between measurements
+            rate = (position.tokens - seen) / max(time.monotonic() - clock, 1e-9)
+            done = trainer.share_done()
+            display.step(position, done, mean, rate)
+            history.add(position, loss=round(mean, 5), learning_rate=learning_rate(done, options))
+            seen, clock = position.tokens, time.monotonic()
+        if position.step % options.evaluate_every == 0 and len(conversations):
+            tally = overall(_measure(head, teacher, dataset, conversations, options))
+            display.say(f"step {position.step} · {in_words(tally)}")
+            history.add(position, **summary(tally))
+            clock = time.monotonic()
+        if time.monotonic() - saved > options.checkpoint_seconds:
+            trainer.save(state)
+            saved = time.monotonic()
+    trainer.save(state)
+
+
+def _finish(
+    head: Head, teacher: Teacher, dataset: Dataset, options: TrainOptions, out: Path, display: Display
+) -> dict[str, Tally]:
+    """Export, then measure on everything held out."""
+    checkpoint.write(out, head.config, head.tensors())
+    display.say(f"Head written to {out}")
+    conversations = dataset.split("heldout")
+    if not len(conversations):
+        display.say("Nothing is held out: acceptance was not measured")
+        return {}
+    tallies = _measure(head, teacher, dataset, conversations, options)
+    result = {
+        "target": dataset.info.target,
+        "fingerprint": dataset.info.fingerprint,
+        "sampling": dataset.info.sampling,
+        "training_answer_tokens": int(dataset.answer[_tokens_of(dataset, "train")].sum()),
+        "options": asdict(options),
+        "all": summary(overall(tallies)),
+        "categories": {name: summary(tally) for name, tally in tallies.items()},
+    }
+    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return tallies
+
+
+def _measure(
+    head: Head, teacher: Teacher, dataset: Dataset, conversations: NDArray[np.int64], options: TrainOptions
+) -> dict[str, Tally]:
+    sizes = {"steps": options.steps, "max_len": options.max_len, "batch_tokens": options.batch_tokens}
+    return evaluate(head, teacher, dataset, conversations, **sizes)
+
+
+def _new_head(dataset: Dataset, teacher: Teacher, head_options: HeadOptions, options: TrainOptions) -> Head:
+    """A head with its first weights; a checkpoint replaces them."""
+    config = head_config(teacher.config, head_options)
+    draft_ids = choose_draft_ids(dataset, config.draft_vocab).to(teacher.device)
+    weights = initial_weights(config, teacher, draft_ids, head_options, options.seed)
+    return Head(config, weights, draft_ids, teacher.dtype, options.max_len + MULTIPLE + options.steps)
+
+
+def _describe(display: Display, dataset: Dataset, head: Head, options: TrainOptions) -> None:
+    parameters = sum(weight.numel() for weight in head.weights.values())
+    display.say(
+        f"{len(dataset.split('train'))} conversations to train on, {len(dataset.split('heldout'))} held out; "
+        f"{int(dataset.answer[_tokens_of(dataset, 'train')].sum()):,} answer tokens"
+    )
+    display.say(
+        f"Head of {parameters / 1e6:.1f}M parameters, {len(head.draft_ids)} draft ids that cover "
+        f"{100 * coverage(dataset, head.draft_ids, 'train'):.1f} % of the training answers and "
+        f"{100 * coverage(dataset, head.draft_ids, 'heldout'):.1f} % of those held out; {options.device}"
+    )
+
+
+def _device(options: TrainOptions) -> torch.device:
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise OverdriveError("--device cuda: this torch sees no CUDA device")
+        # The target's logits are computed in float32; TF32 keeps the bits that its bfloat16 states have.
+        torch.set_float32_matmul_precision("high")
+    return torch.device(options.device)
+
+
+def _check(dataset: Dataset, teacher: Teacher, data: Sequence[Path]) -> None:
+    """The answers must be this target's own."""
+    info, where = dataset.info, ", ".join(map(str, data))
+    if info.vocab != teacher.config.vocab:
+        raise OverdriveError(f"{where} has answers over {info.vocab} ids; the target has {teacher.config.vocab}")
+    if info.fingerprint and info.fingerprint != teacher.fingerprint:
+        raise OverdriveError(
+            f"{where} holds answers of {info.target} with weights {info.fingerprint}; these are {teacher.fingerprint}"
+        )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OverdriveError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def _tokens_of(dataset: Dataset, split: Split) -> NDArray[np.bool_]:
+    """Which tokens of the dataset are that split's, [T]."""
+    return np.repeat(dataset.heldout == (split == "heldout"), dataset.lengths)
