@@ -38,8 +38,8 @@ _DONE = "dataset.json"
 class DatasetInfo:
     """What all conversations of a folder share.
 
-    target: the model's name. fingerprint: of its weights, "" when unknown. vocab: its number of token ids.
-    sampling: how answers were drawn, in words for people.
+    target: the model's name. fingerprint: of its weights, that of draft/eagle3/shipped.py, "" when unknown.
+    vocab: its number of token ids. sampling: how answers were drawn, in words for people.
     """
 
     target: str
@@ -227,9 +227,8 @@ def shard_paths(folder: Path) -> list[Path]:
 
 
 def _described(info: DatasetInfo) -> str:
-    return (
-        f"{info.target} (weights {info.fingerprint or 'unknown'}, {info.vocab} token ids; {info.sampling or 'as is'})"
-    )
+    weights, drawn = info.fingerprint[:12] or "unknown", info.sampling or "as they are"
+    return f"{info.target} (weights {weights}, {info.vocab} token ids; {drawn})"
 
 
 def _read_header(path: Path) -> tuple[DatasetInfo, list[str]]:

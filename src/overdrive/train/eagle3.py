@@ -140,7 +140,7 @@ def _finish(
     tallies = _measure(head, teacher, dataset, conversations, options)
     result = {
         "target": dataset.info.target,
-        "fingerprint": dataset.info.fingerprint,
+        "target_fingerprint": teacher.fingerprint,
         "sampling": dataset.info.sampling,
         "training_answer_tokens": int(dataset.answer[_tokens_of(dataset, "train")].sum()),
         "options": asdict(options),
@@ -195,7 +195,8 @@ def _check(dataset: Dataset, teacher: Teacher, data: Sequence[Path]) -> None:
         raise OverdriveError(f"{where} has answers over {info.vocab} ids; the target has {teacher.config.vocab}")
     if info.fingerprint and info.fingerprint != teacher.fingerprint:
         raise OverdriveError(
-            f"{where} holds answers of {info.target} with weights {info.fingerprint}; these are {teacher.fingerprint}"
+            f"{where} holds answers of {info.target} with weights {info.fingerprint[:12]}; "
+            f"the target's are {teacher.fingerprint[:12]}"
         )
 
 

@@ -6,7 +6,6 @@ whole conversations needs no cache. Must never know the head or the loss.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from overdrive.config import ModelOptions
 from overdrive.device.batch import Batch
+from overdrive.draft.eagle3.shipped import fingerprint
 from overdrive.model.assemble import Checkpoint, Form, Progress, assemble, dense_factory
 from overdrive.model.config import ModelConfig
 from overdrive.model.ops import TorchOps
@@ -59,7 +59,8 @@ class Teacher:
     """A target with frozen weights on `device`.
 
     embedding: [V, H] in the model's dtype. head: [V, H] in float32 or better, so that its logits tell close tokens
-    apart. checkpoint: its weights by name, for heads that start from them. Raises OverdriveError for a bad model.
+    apart. checkpoint: its weights by name, for heads that start from them. fingerprint: of its weights.
+    Raises OverdriveError for a bad model.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Teacher:
         self.embedding = self.transformer.embedding
         name = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
         self.head = checkpoint.tensor(name).to(device, exact)
-        self.fingerprint = fingerprint(config, checkpoint)
+        self.fingerprint = fingerprint(checkpoint.tensor("model.norm.weight"))
 
     @classmethod
     def load(
@@ -112,14 +113,3 @@ class Teacher:
             shares[part] = logits[:, draft_ids].softmax(-1)
         found = torch.searchsorted(draft_ids, best).clamp_(max=len(draft_ids) - 1)
         return Distribution(shares, best, torch.where(draft_ids[found] == best, found, -1))
-
-
-def fingerprint(config: ModelConfig, checkpoint: Checkpoint) -> str:
-    """Sixteen hex digits that tell one target's weights from another's, whatever form they are kept in."""
-    digest = hashlib.sha256(f"{config.architecture} {config.layers} {config.hidden} {config.vocab}".encode())
-    last = f"model.layers.{config.layers - 1}.input_layernorm.weight"
-    for name in ("model.norm.weight", last):
-        digest.update(checkpoint.tensor(name).to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-    rows = checkpoint.tensor("model.embed_tokens.weight")[:256]
-    digest.update(rows.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -1,0 +1,114 @@
+"""The command from answers to an exported head, on a tiny model folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from overdrive.config import ModelOptions
+from overdrive.draft.eagle3 import checkpoint
+from overdrive.errors import OverdriveError
+from overdrive.train.dataset import Dataset
+from overdrive.train.eagle3 import train_head
+from overdrive.train.options import HeadOptions, TrainOptions, resolve
+
+from .tiny import VOCAB, tiny_teacher, write_answers
+
+DUMMY = ModelOptions(load_format="dummy")
+HEAD = HeadOptions(draft_vocab=48)
+OPTIONS = resolve(
+    TrainOptions(epochs=2, steps=3, batch_tokens=128, max_len=64, log_every=2, evaluate_every=4, checkpoint_seconds=1e9)
+)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 1,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A config.json alone: with random weights it is the tiny model."""
+    path = tmp_path / "model" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write_answers(tmp_path / "data", tiny_teacher(torch.float32), 16)
+    return tmp_path / "data"
+
+
+def run(model: str, data: Path, out: Path, head: HeadOptions = HEAD, options: TrainOptions = OPTIONS):
+    return train_head(model, [data], out, head_options=head, options=options, model_options=DUMMY, quiet=True)
+
+
+def test_a_run_leaves_a_head_that_loads_a_history_and_a_result(model, data, tmp_path):
+    out = tmp_path / "out"
+    tallies = run(model, data, out)
+    read = checkpoint.read(out, tiny_teacher().config)
+    assert read.config.draft_vocab == 48 and read.config.taps == (0, 1, 2)
+    ids = checkpoint.target_ids(read.tensors["d2t"])
+    answers = Dataset.open(data)
+    assert torch.equal(ids, ids.sort().values) and len(answers.split("heldout")) == 4
+    history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert any("loss" in line for line in history) and any("acceptance" in line for line in history)
+    assert [line["step"] for line in history] == sorted(line["step"] for line in history)
+    result = json.loads((out / "result.json").read_text())
+    assert set(result["categories"]) == set(tallies) and len(result["all"]["acceptance"]) == 3
+    assert result["all"]["tokens_per_round"].keys() == {"1", "2", "3"}
+
+
+def test_the_same_command_again_continues_and_drops_what_will_be_measured_anew(model, data, tmp_path):
+    out = tmp_path / "out"
+    run(model, data, out, options=replace(OPTIONS, epochs=1))
+    first = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    with (out / "history.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 10_000}) + "\n")
+    run(model, data, out)
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert lines[: len(first)] == first and len(lines) > len(first)
+    assert max(line["step"] for line in lines) < 10_000
+    before = (out / "model.safetensors").read_bytes()
+    run(model, data, out)  # nothing is left to do but to measure
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_answers_of_another_target_are_refused(model, data, tmp_path):
+    other = tmp_path / "other"
+    write_answers(other, tiny_teacher(torch.float32, seed=3), 4)
+    with pytest.raises(OverdriveError, match="holds answers of tiny with weights"):
+        run(model, other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "head, said",
+    [(HeadOptions(draft_vocab=65), "65 ids"), (HeadOptions(draft_vocab=48, start_layer=2), "start_layer 2")],
+)
+def test_a_head_that_cannot_be_is_refused(model, data, tmp_path, head, said):
+    with pytest.raises(OverdriveError, match=said):
+        run(model, data, tmp_path / "out", head)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 9}, {"steps": 0}, {"learning_rate": 0.0}, {"warmup": 1.0}, {"minutes": -1.0}, {"max_len": 2}]
+)
+def test_impossible_options_are_named(wrong):
+    [name] = wrong
+    with pytest.raises(OverdriveError, match=f"--{name.replace('_', '-')} "):
+        resolve(TrainOptions(**wrong))
