@@ -21,7 +21,7 @@ from overdrive.train.generate.sampling import draw
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What the device knows of each of B rows. All are [B] but `answers`, [B, length + 1], its last column scratch.
+    """What the device knows of each of B rows. All are [B] but `answers`, int32 [B, length + 1], the last one scratch.
 
     ids: int64, the token to feed. positions: int64, where it stands. counts: int64, answer tokens drawn so far.
     limits: int64, most of them. temperature, top_p: float32. alive: bool, whether the answer goes on.
@@ -49,14 +49,14 @@ class Slots:
             temperature=zeros(slots, dtype=torch.float32),
             top_p=zeros(slots, dtype=torch.float32) + 1,
             alive=zeros(slots, dtype=torch.bool),
-            answers=zeros(slots, length + 1),
+            answers=zeros(slots, length + 1, dtype=torch.int32),
         )
 
     def record(self, drawn: Tensor, stops: Tensor) -> None:
         """Append the drawn ids [B] to the rows that are alive, and end those that reached a stop or their limit."""
         scratch = self.answers.shape[1] - 1
         place = torch.where(self.alive, self.counts, scratch).unsqueeze(1)
-        self.answers.scatter_(1, place, drawn.unsqueeze(1))
+        self.answers.scatter_(1, place, drawn.unsqueeze(1).to(torch.int32))
         self.counts.add_(self.alive)
         self.positions.add_(self.alive)
         self.ids.copy_(torch.where(self.alive, drawn, self.ids))
