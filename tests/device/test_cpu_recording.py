@@ -17,7 +17,7 @@ from overdrive.device.cpu.packing import pack_int8
 from overdrive.device.cpu.recording import RECORDED_TOKENS, RecordedPass
 from overdrive.device.cpu.team import Team
 
-HIDDEN, HEADS, KV_HEADS, DIMS, VOCAB, PAGE, PAGES = 48, 6, 2, 16, 90, 16, 800
+HIDDEN, HEADS, KV_HEADS, DIMS, VOCAB, PAGE, PAGES = 64, 6, 2, 16, 90, 16, 800
 
 
 class Layer:

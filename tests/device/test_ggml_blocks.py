@@ -44,6 +44,6 @@ def test_products_are_those_of_the_dequantised_weights_row_by_row(kind: Kind) ->
     x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0))
     alone = torch.cat([linear(row[None]) for row in x])
     scale = (x.double().abs() @ weight.abs().T).max()
-    assert ((alone - x.double() @ weight.T).abs().max() / scale) < 1e-6
+    assert ((alone - x.double() @ weight.T).abs().max() / scale) < 1e-5
     for rows in (2, 4, 7, 20, 40):
         assert torch.equal(linear(x[:rows]), alone[:rows])

@@ -24,6 +24,7 @@ from tests.model.test_families import save, sequences
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 CPU = torch.device("cpu")
+BYTES = 2e-3  # error where codes are multiplied as bytes, by activations of 16 bits
 
 
 def quiet(label: str, done: int, total: int) -> None:
@@ -39,7 +40,7 @@ def test_packed_blocks_of_a_file_mean_what_its_dequantised_weights_mean(tmp_path
         write_gguf(tmp_path / "m.gguf", save(tmp_path, "Llama", WIDE | {"tie_word_embeddings": True}), "llama", kind)
         packed, plain = built(tmp_path / "m.gguf", "auto", Team(2)), built(tmp_path / "m.gguf", "float32", None)
         for a, b in zip(paged_logits(packed, sequences()), paged_logits(plain, sequences()), strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+            torch.testing.assert_close(a, b, rtol=0, atol=BYTES)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_formats_that_cannot_be_stacked_are_joined_with_their_biases():
     bias, x = torch.randn(64), torch.randn(5, 64)
     linear = packed_factory(LinearKernels(Team(2)), pack_auto)(weights, bias)
     assert isinstance(linear, JoinedLinear) and len(linear.parts) == 2
-    torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, torch.cat(dense), bias), rtol=0, atol=1e-4)
+    torch.testing.assert_close(linear(x), torch.nn.functional.linear(x, torch.cat(dense), bias), rtol=0, atol=BYTES)
     alike = packed_factory(LinearKernels(Team(2)), pack_auto)(weights[:2], None)
     assert isinstance(alike, PackedLinear)
 

@@ -6,11 +6,14 @@
 
 A weight is `scale * code (+ minimum)`. Sixteen sums over the inputs then run side by side in one register, in input
 order, with no horizontal sum and nothing for a compiler to reorder.
+
+Where the machine multiplies bytes, codes lie in quads instead: of inputs 4 j .. 4 j + 3 output by output, one byte each
+(8-bit codes with 128 added), 4-bit codes with those of quads 2 j and 2 j + 1 in one byte.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -29,6 +32,7 @@ class Format:
     block: inputs that share a scale; 0 when the whole row does (the scale is then applied to the finished sum).
     scale_bytes: 2 for half, 4 for single precision scales inside the panel; 0 without.
     minimum: "stored" beside the scale, "centre" for codes that mean code - 8, or "none".
+    quads: codes lie in quads, to be multiplied as bytes.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Format:
     block: int = 0
     scale_bytes: Literal[0, 2, 4] = 0
     minimum: Literal["none", "stored", "centre"] = "none"
+    quads: bool = False
 
     @property
     def scaled_rows(self) -> bool:
@@ -71,7 +76,11 @@ Q8_0 = Format("q8_0", bits=8, block=32, scale_bytes=2)
 Q4_K = Format("q4_k", bits=4, block=32, scale_bytes=4, minimum="stored")
 Q5_K = Format("q5_k", bits=8, block=32, scale_bytes=4, minimum="stored")
 Q6_K = Format("q6_k", bits=8, block=16, scale_bytes=4)
-FORMATS = {form.name: form for form in (FLOAT32, INT8, Q4_0, Q4_1, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
+_PAIRS = (FLOAT32, INT8, Q4_0, Q4_1, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+QUADS = {form: replace(form, name=f"{form.name}/quads", quads=True) for form in _PAIRS if form.block in (0, 32)}
+"""Formats whose blocks of 32 inputs, or rows of such, may be multiplied as bytes."""
+del QUADS[FLOAT32]
+FORMATS = {form.name: form for form in (*_PAIRS, *QUADS.values())}
 
 
 def pack(form: Format, codes: np.ndarray, scales: np.ndarray | None, minima: np.ndarray | None) -> np.ndarray:
@@ -91,6 +100,9 @@ def pack(form: Format, codes: np.ndarray, scales: np.ndarray | None, minima: np.
         packed[:, :, at : at + lanes.shape[2]] = lanes
         at += lanes.shape[2]
     body = _panels(codes, panels)  # [panels, in, 16]
+    if form.quads:
+        body = body.reshape(panels, -1, 4, LANES).transpose(0, 1, 3, 2)  # [panels, in / 4, 16, 4]
+        body = body if form.bits == 4 else body.view(np.uint8) ^ 128
     if form.bits == 4:
         body = body[:, 0::2] | (body[:, 1::2] << 4)
     packed[:, :, at:] = body.reshape(panels, blocks, -1).view(np.uint8)

@@ -44,6 +44,12 @@ def accumulators() -> int:
     return 6  # of 16 registers of 256 bits, or of 32 of 128: two or four registers each
 
 
+def byte_dots() -> bool:
+    """Whether the machine that numba compiles for multiplies bytes and adds up the products (AVX-512 VNNI)."""
+    features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+    return {"+avx512f", "+avx512bw", "+avx512vnni"} <= features
+
+
 def integer(value: int) -> Value:
     return ir.Constant(i64, value)
 
@@ -94,9 +100,9 @@ def broadcast(b: Builder, scalar: Value) -> Value:
     return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(i32x16, [0] * LANES))
 
 
-def broadcast_load(b: Builder, address: Value) -> Value:
-    """The float32 at `address` in every lane."""
-    return broadcast(b, load(b, address, f32, align=4))
+def broadcast_load(b: Builder, address: Value, kind: ir.Type = f32) -> Value:
+    """The float32 (or int32) at `address` in every lane."""
+    return broadcast(b, load(b, address, kind, align=4))
 
 
 def _vector_call(b: Builder, name: str, *operands: Value) -> Value:
@@ -111,6 +117,21 @@ def _vector_call(b: Builder, name: str, *operands: Value) -> Value:
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """x * y + z, rounded once."""
     return _vector_call(b, "fma", x, y, z)
+
+
+def dot_bytes(b: Builder, codes: Value, digits: Value, sums: Value) -> Value:
+    """sums + codes x digits, [16] int32 each: four bytes a lane, unsigned codes and signed digits. See `byte_dots`."""
+    kind = ir.FunctionType(i32x16, [i32x16] * 3)
+    return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.vpdpbusd.512"), [sums, codes, digits])
+
+
+def nearest(b: Builder, x: Value) -> Value:
+    """x rounded to a whole number, ties to the even one."""
+    return _vector_call(b, "rint", x)
+
+
+def absolute(b: Builder, x: Value) -> Value:
+    return _vector_call(b, "fabs", x)
 
 
 def maximum(b: Builder, x: Value, y: Value) -> Value:
@@ -230,7 +251,7 @@ def exponential(b: Builder, x: Value) -> Value:
     x = n log 2 + r with |r| <= log 2 / 2; exp(r) by the polynomial of Cephes' expf (Moshier), 2^n by its exponent bits.
     """
     inside = maximum(b, splat(-87.3), x)
-    n = _vector_call(b, "rint", b.fmul(inside, splat(1.44269504088896341)))
+    n = nearest(b, b.fmul(inside, splat(1.44269504088896341)))
     r = fma(b, n, splat(-0.693359375), inside)
     r = fma(b, n, splat(2.12194440e-4), r)
     series = splat(1.9875691500e-4)

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from overdrive.device.cpu.dot_kernels import INPUTS, RECORD, dot_rows, quantise_rows
 from overdrive.device.cpu.formats import LANES, Format
+from overdrive.device.cpu.lanes import byte_dots
 from overdrive.device.cpu.linear_kernels import FEW_ROWS, few_rows, many_rows, pack_rows
-from overdrive.device.cpu.packing import Packed
+from overdrive.device.cpu.packing import Packed, Shelf
 from overdrive.device.cpu.team import Call, Team
 from overdrive.device.cpu.tiles import TALL, WIDE
 from overdrive.errors import OverdriveError
 
-_ARGUMENTS = "q" * 13
+ALONE = 8  # rows that are quantised sooner than the others are awake
 
 
 class LinearKernels:
@@ -24,14 +26,18 @@ class LinearKernels:
 
     def __init__(self, team: Team) -> None:
         self.team = team
+        self.shelf = Shelf()
         self.pack_rows = Call(team, pack_rows(), "q" * 5)
+        self.quantise_rows = Call(team, quantise_rows(), "q" * 6) if byte_dots() else self.pack_rows
         self._calls: dict[Format, tuple[Call, Call]] = {}
 
     def calls(self, form: Format) -> tuple[Call, Call]:
-        """Kernels for few rows and for many."""
+        """Kernels for few rows and for many; one for all where codes are multiplied as bytes."""
         if form not in self._calls:
-            few, many = few_rows(form), many_rows(form)
-            self._calls[form] = Call(self.team, few, _ARGUMENTS), Call(self.team, many, _ARGUMENTS)
+            makers = (dot_rows,) if form.quads else (few_rows, many_rows)
+            layout = "q" * (12 if form.quads else 13)
+            calls = [Call(self.team, make(form), layout) for make in makers]
+            self._calls[form] = calls[0], calls[-1]
         return self._calls[form]
 
 
@@ -39,7 +45,7 @@ class PackedLinear:
     """A linear layer over packed weights. Called with x [T, in] float32, returns [T, out] float32."""
 
     def __init__(self, kernels: LinearKernels, packed: Packed, bias: Tensor | None = None) -> None:
-        self.packed = packed
+        self.packed = packed = kernels.shelf.put(packed)
         self._kernels = kernels
         self._few, self._many = kernels.calls(packed.form)
         self._bias = _padded(bias, len(packed.panels) * LANES)
@@ -54,7 +60,9 @@ class PackedLinear:
             raise OverdriveError(f"linear takes [T, {self.packed.inputs}] float32, got {tuple(x.shape)} {x.dtype}")
         x = x if x.stride(1) == 1 else x.contiguous()
         y = self._kernels.team.empty(rows, self.packed.outputs)
-        if 0 < rows <= FEW_ROWS:
+        if rows and self.packed.form.quads:
+            self._multiply_bytes(x, y, rows)
+        elif 0 < rows <= FEW_ROWS:
             self._launch(self._few, x.data_ptr(), y, rows, 4 * x.stride(0), 0, 0)
         elif rows:
             self._multiply_many(x, y, rows)
@@ -64,6 +72,14 @@ class PackedLinear:
         """The weights of some output rows, [n, in] float32: token embeddings, where the head is tied to them."""
         return torch.from_numpy(self.packed.rows(index.numpy()))
 
+    def _multiply_bytes(self, x: Tensor, y: Tensor, rows: int) -> None:
+        stride = self.packed.inputs // INPUTS * RECORD
+        blocks = self._kernels.team.scratch(rows * stride)
+        quantise = self._kernels.quantise_rows
+        call = quantise if rows > ALONE else quantise.alone
+        call(x.data_ptr(), 4 * x.stride(0), rows, self.packed.inputs, blocks, stride)
+        self._launch(self._few, blocks, y, rows, stride, self._kernels.team.threads)
+
     def _multiply_many(self, x: Tensor, y: Tensor, rows: int) -> None:
         inputs, team = self.packed.inputs, self._kernels.team
         activations = 4 * inputs * (rows + TALL)
@@ -72,7 +88,7 @@ class PackedLinear:
         self._kernels.pack_rows(x.data_ptr(), packed, rows, 4 * x.stride(0), inputs)
         self._launch(self._many, packed, y, rows, 0, packed + activations, panel)
 
-    def _launch(self, call: Call, x: int, y: Tensor, rows: int, x_stride: int, scratch: int, size: int) -> None:
+    def _launch(self, call: Call, x: int, y: Tensor, rows: int, x_stride: int, *rest: int) -> None:
         packed = self.packed
         call(
             self._weights,
@@ -86,8 +102,7 @@ class PackedLinear:
             packed.inputs,
             packed.outputs,
             self._panel_bytes,
-            scratch,
-            size,
+            *rest,
         )
 
 

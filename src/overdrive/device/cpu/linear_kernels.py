@@ -38,7 +38,7 @@ FEW_ROWS = FEW_TILES[-1]  # at most this many rows take it
 
 
 @dataclass(frozen=True, slots=True)
-class _Outputs:
+class Outputs:
     """Where sums go: `y = sum * scale + bias`, scale and bias (addresses of float32) only where not zero."""
 
     scale: Value
@@ -87,7 +87,7 @@ def multiply_group(context, name, rows, weights, panel_bytes, scale, bias, x, x_
 
     def emit(context, b, signature, arguments):
         _, rows, weights, panel_bytes, scale, bias, x, x_stride, y, y_stride, inputs, valid = arguments
-        outputs = _Outputs(scale, bias, y, y_stride, valid)
+        outputs = Outputs(scale, bias, y, y_stride, valid)
 
         def case(count: int) -> None:
             width = max(p for p in (1, 2, 4) if p == 1 or p * count <= accumulators())
@@ -138,7 +138,7 @@ def multiply_tile(context, scaled, height, rows, panels, panel_bytes, scale, bia
 
     def emit(context, b, signature, arguments):
         _, height, rows, weights, panel_bytes, scale, bias, x, y, y_stride, inputs, valid = arguments
-        outputs = _Outputs(scale, bias, y, y_stride, valid)
+        outputs = Outputs(scale, bias, y, y_stride, valid)
 
         def case(count: int) -> None:
             panels = [at(b, weights, b.mul(panel_bytes, integer(p))) for p in range(WIDE)]

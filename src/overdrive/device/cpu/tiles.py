@@ -84,7 +84,7 @@ def walk(
 
     def block(index: Value, values: list[Value]) -> list[Value]:
         heads = [at(b, panel, b.mul(index, block_bytes)) for panel in panels]
-        scales = [_scales(b, form, head) for head in heads]
+        scales = [block_scales(b, form, head) for head in heads]
         first = b.mul(index, block_inputs)
 
         def pair(j: Value, values: list[Value]) -> list[Value]:
@@ -121,7 +121,7 @@ def zeros(count: int) -> list[Value]:
     return [splat(0.0)] * count
 
 
-def _scales(b: Builder, form: Format, head: Value) -> tuple[Value, Value] | None:
+def block_scales(b: Builder, form: Format, head: Value) -> tuple[Value, Value] | None:
     """Scale and minimum of a block, 16 lanes each; None when codes are used as they are."""
     if not form.scale_bytes:
         return None
