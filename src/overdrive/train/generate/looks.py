@@ -30,14 +30,10 @@ class Looks:
     """Two sets of host copies, used in turn: one is read while the other is written."""
 
     def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+        self._watched = (slots.alive, slots.counts, slots.answers)
         self._cuda = slots.ids.is_cuda
         self._copies = [
-            [
-                torch.empty_like(x, device="cpu", pin_memory=self._cuda)
-                for x in (slots.alive, slots.counts, slots.answers)
-            ]
-            for _ in range(2)
+            [torch.empty_like(x, device="cpu", pin_memory=self._cuda) for x in self._watched] for _ in range(2)
         ]
         self._stride = -1
 
@@ -50,9 +46,10 @@ class Looks:
         """Queue a copy behind what runs; does not wait."""
         self._stride += 1
         copies = self._copies[self._stride % 2]
-        for copy, x in zip(copies, (self._slots.alive, self._slots.counts, self._slots.answers), strict=True):
+        for copy, x in zip(copies, self._watched, strict=True):
             copy.copy_(x, non_blocking=True)
         ready = torch.cuda.Event() if self._cuda else None
         if ready is not None:
             ready.record()
-        return Look(self._stride, *copies, ready)
+        alive, counts, answers = copies
+        return Look(self._stride, alive, counts, answers, ready)
