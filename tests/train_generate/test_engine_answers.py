@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from overdrive.config import ModelOptions
-from overdrive.train.dataset import Dataset, DatasetInfo, DatasetWriter
-from overdrive.train.generate.answers import generate_answers
+from overdrive.train.dataset import Dataset, is_finished
 from overdrive.train.generate.batched import BatchedGenerator
 from overdrive.train.generate.engine import EngineGenerator
+from overdrive.train.generate.folder import write_answers
 from overdrive.train.generate.jobs import Job
 from overdrive.train.generate.recipe import Recipe
 from overdrive.train.generate.target import open_target
 from tests.train_generate.feeds import ListFeed
-from tests.train_generate.scripted import CHATML, prompt
+from tests.train_generate.scripted import CHATML
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,14 +56,22 @@ def test_both_generators_give_the_same_greedy_answers(model):
 
 
 def test_a_dataset_is_made_of_a_prompts_file_and_a_model(model, tmp_path):
+    out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {n}", "id": f"p{n}"}) + "\n" for n in range(12)))
     recipe = Recipe(answer_tokens=20, samples=1, heldout_share=0.5)
-    with DatasetWriter(tmp_path / "out", DatasetInfo(target="tiny", fingerprint="", vocab=259)) as writer:
-        prompts = [prompt(n, f"question {n}") for n in range(12)]
-        tally = generate_answers(
-            model[0], prompts, writer, tmp_path / "out", recipe=recipe, rows=4, model_options=model[1], quiet=True
-        )
-    dataset = Dataset.open(tmp_path / "out")
-    assert len(dataset) == tally.conversations > 0
+    options = {"recipe": recipe, "rows": 4, "model_options": model[1], "quiet": True}
+    tally = write_answers(model[0], prompts, out, **options)
+    dataset = Dataset.open(out)
+    assert is_finished(out) and len(dataset) == tally.conversations > 0
     assert int(dataset.answer.sum()) == tally.answer_tokens
     assert {"train", "heldout"} == {split for split, *_ in tally.rows}
-    assert (tmp_path / "out" / "prompts_used.jsonl").exists()
+    assert dataset.info.vocab == 259 and dataset.info.fingerprint and dataset.info.sampling == recipe.described
+    again = write_answers(model[0], prompts, out, **options)
+    assert again.conversations == tally.conversations and len(Dataset.open(out)) == len(dataset)
+
+
+def test_generation_on_a_gpu_needs_none_of_the_servers_packages():
+    names = ("fastapi", "zmq", "msgspec", "cyclopts", "pydantic", "httpx", "uvicorn", "huggingface_hub")
+    code = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in names)
+    code += "import overdrive.train.generate.folder, overdrive.train.generate.__main__"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,6 +17,7 @@ LONG = " ".join(f"word{n}" for n in range(110))
 
 
 def make(tmp_path, prompts, script=lambda job, text: "yes", budget=Budget(), exclusions=(), **fields):
+    tmp_path.mkdir(exist_ok=True)
     generator, rows = ScriptedGenerator(script), Collected()
     recipe = Recipe(**(PLAIN | fields))
     texts = Exclusions(exclusions)
@@ -55,7 +56,7 @@ def test_held_out_prompts_are_answered_greedily_once_and_nothing_else_is_made_of
     trained = " ".join(row[0] for row in rows if row[2] == "train")
     assert any(row[3] == "passage" for row in rows)
     assert not any(f"question {line}<" in trained or f"question {line}\n" in trained for line in lines)
-    again = make(tmp_path, prompts[:30], **fields)[1]
+    again = make(tmp_path / "again", prompts[:30], **fields)[1]
     assert {row[4] for row in again if row[2] == "heldout"} == {line for line in lines if line < 30}
 
 
@@ -96,7 +97,8 @@ def test_conversations_go_on_as_long_as_the_recipe_says_and_end_where_words_are_
     _, rows, tally = make(tmp_path, [prompt(0, "hi")], script, samples=0, next_turn=1.0, max_turns=3)
     assert rows[0][0] == "[user]hi<eos>[assistant]well<eos>" + "[user]more?<eos>[assistant]well<eos>" * 2
     assert rows[0][1] == "well<eos>" * 3 and tally.turns == {3: 1}
-    _, rows, _ = make(tmp_path, [prompt(0, "hi")], script, samples=0, next_turn=1.0, exclusions=["More!"], max_turns=3)
+    fields = {"samples": 0, "next_turn": 1.0, "max_turns": 3}
+    _, rows, _ = make(tmp_path / "again", [prompt(0, "hi")], script, exclusions=["More!"], **fields)
     assert rows[0][0] == "[user]hi<eos>[assistant]well<eos>"
 
 
@@ -115,7 +117,7 @@ def test_passage_tasks_stand_on_prompts_and_on_answers_with_their_licences(tmp_p
     _, rows, tally = make(tmp_path, prompts, lambda *_: spoken[:500], budget, passage_share=0.5, prompt_tokens=900)
     tasks = [row for row in rows if row[3] == "passage"]
     assert tasks and all("word50" in row[0] or "said50" in row[0] for row in tasks)
-    assert tally.rows["train", "passages of tales", "CC0-1.0"] > 0 and tally.uses[0] > 3
+    assert tally.rows["train", "passages of tales", "CC0-1.0"] > 0 and tally.passages[0] > 3
 
 
 def test_a_budget_goes_round_again_with_samples_and_stops(tmp_path):
@@ -161,8 +163,33 @@ def test_the_files_beside_the_data_say_what_was_made_and_of_which_prompts(tmp_pa
         "license": "MIT",
         "category": "c",
         "split": "train",
+        "line": 0,
         "conversations": 2,
+        "passage_tasks": 0,
     }
+
+
+class Interrupting(ScriptedGenerator):
+    """Stops in the middle, as a person would."""
+
+    def run(self, feed):
+        for job in feed.take(20)[:9]:
+            feed.done(job.key, [*b"yes", 257])
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    prompts = [prompt(n, f"question {n}") for n in range(12)]
+    fields = {"samples": 2, "heldout_share": 0.3}
+    _, whole, wanted = make(tmp_path / "whole", prompts, **fields)
+    rows, recipe = Collected(), Recipe(**(PLAIN | fields))
+    arguments = (scripted_turns(), prompts, rows, tmp_path, recipe, Budget(), Exclusions())
+    with pytest.raises(KeyboardInterrupt):
+        answer(Interrupting(lambda *_: ""), *arguments, quiet=True)
+    assert len(rows.rows) == 9
+    tally = answer(ScriptedGenerator(lambda *_: "yes"), *arguments, quiet=True)
+    assert sorted(rows.rows) == sorted(whole)
+    assert (tally.answers, tally.rows, tally.tokens) == (wanted.answers, wanted.rows, wanted.tokens)
 
 
 def test_a_template_is_needed_and_must_keep_the_words():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -59,8 +60,9 @@ def generate_answers(
 ) -> Tally:
     """The target's answers to `prompts` and to prompts of its own, as the recipe has it, given to `writer`.
 
-    folder: takes answers.json (what was made) and prompts_used.jsonl. rows: answers at once, 0 for the device's usual
-    number. exclude: JSON-lines files, or folders of them, none of whose texts may be in a user's turn.
+    folder: takes answers.json (what was made) and prompts_used.jsonl; what they say was made before is not asked again,
+    and counts for the budget's tokens. rows: answers at once, 0 for the device's usual number. exclude: JSON-lines
+    files, or folders of them, none of whose texts may be in a user's turn.
     Raises OverdriveError, one line, for whatever is wrong with the model, the prompts or the files, before any work.
     """
     exclusions = Exclusions.read(exclude)
@@ -84,7 +86,8 @@ def answer(
     quiet: bool = False,
 ) -> Tally:
     """`generate_answers` with everything at hand."""
-    tally = Tally()
+    tally = Tally.read(folder)
+    recipe = replace(recipe, seed=recipe.seed + tally.conversations)  # what continues must not draw the same again
     beginnings = Beginnings(prompts, turns, recipe, exclusions, tally, budget.limited)
     with AnswerLines(quiet) as lines:
 
@@ -94,9 +97,11 @@ def answer(
             lines.update(tally.conversations, tally.answer_tokens)
 
         feed = Conversations(beginnings, turns, recipe, budget, generator.stops, tally, finish)
-        generator.run(feed)
+        try:
+            generator.run(feed)
+        finally:  # what an interrupted run has made is not asked again
+            tally.write(folder, prompts, beginnings.heldout)
         lines.end(tally.conversations, tally.answer_tokens)
-    tally.write(folder, list(prompts), beginnings.heldout)
     return tally
 
 

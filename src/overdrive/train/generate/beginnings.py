@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class Beginning:
 
 
 class Beginnings:
-    """An endless supply, or one that ends with the prompts of the file.
+    """An endless supply, or one that ends with the prompts of the file. What the tally has already is not asked again.
 
     prompts: of the file; those that are too long, excluded or there twice are dropped, and told to the tally.
     heldout: lines of the prompts that are kept to measure on. passages: what tasks are made of; answers may be offered.
@@ -56,8 +57,9 @@ class Beginnings:
         for prompt in kept:
             if prompt.line not in self.heldout:
                 self.passages.offer(Passage(_said(prompt), prompt.source, prompt.license, prompt.line))
-        self._measured = [prompt for prompt in kept if prompt.line in self.heldout]
+        self._measured = [p for p in kept if p.line in self.heldout and not tally.answers[p.line]]
         self._scheduled = self._schedule([p for p in kept if p.line not in self.heldout], endless)
+        self._had = Counter(tally.answers)
         self._asked = self._asked_greedily = 0
         self._ended = False
 
@@ -121,9 +123,13 @@ class Beginnings:
             yield from self._round(prompts, greedy=number == 0)
 
     def _round(self, prompts: list[Prompt], greedy: bool) -> list[tuple[Prompt, bool]]:
-        """Every prompt `samples` times to be sampled and, if `greedy`, once more for that, in random order."""
-        samples = [False] * (self._recipe.samples if greedy else max(1, self._recipe.samples))
-        round_ = [(prompt, kind) for prompt in prompts for kind in ([True] if greedy else []) + samples]
+        """Every prompt once greedily, if `greedy`, and `samples` times to be sampled, in random order.
+
+        The greedy round is the first one: what an earlier run has made is left out of it.
+        """
+        kinds = [True] + [False] * self._recipe.samples if greedy else [False] * max(1, self._recipe.samples)
+        had = self._had if greedy else Counter[int]()
+        round_ = [(prompt, kind) for prompt in prompts for kind in kinds[had[prompt.line] :]]
         self._draw.shuffle(round_)
         return round_
 
@@ -146,7 +152,6 @@ class Beginnings:
         ids = self._rendered(self._turns.prompt(prompt.messages))
         if ids is None:
             return None
-        self._tally.uses[prompt.line] += 1
         later = list(prompt.later_turns)
         names = (prompt.source or "prompts file", prompt.license, prompt.category)
         return Conversation(ids, *names, prompt.line, heldout, later, [False] * len(ids))
@@ -159,11 +164,10 @@ class Beginnings:
         ids = self._rendered(self._turns.prompt([{"role": "user", "content": words}]))
         if ids is None:
             return None
-        for passage in chosen:
-            self._tally.uses[passage.line] += passage.line >= 0
         source = "passages of " + " and ".join(sorted({passage.source or "prompts file" for passage in chosen}))
         license_ = " and ".join(sorted({passage.license for passage in chosen if passage.license}))
-        return Conversation(ids, source, license_, "passage", answered=[False] * len(ids))
+        lines = tuple(passage.line for passage in chosen)
+        return Conversation(ids, source, license_, "passage", answered=[False] * len(ids), passages=lines)
 
     def _rendered(self, ids: list[int]) -> list[int] | None:
         """The prompt unless it is too long."""
