@@ -139,7 +139,12 @@ def chat(
     converse(LocalSpeaker(model, engine, settings), settings)
 
 
-train = App(name="train", help="Train a draft network for a model.", help_format="plaintext")
+train = App(
+    name="train",
+    help="Train a draft network for a model.",
+    help_format="plaintext",
+    default_parameter=Parameter(negative_iterable=()),
+)
 app.command(train)
 HeadGroup = Annotated[HeadOptions, Parameter(name="*", group="Head")]
 TrainGroup = Annotated[TrainOptions, Parameter(name="*", group="Training")]

@@ -66,8 +66,8 @@ def test_an_interrupted_run_ends_with_the_weights_of_one_that_was_not(teacher, d
 def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(teacher, dataset, tmp_path):
     path: Path = tmp_path / "training.pt"
     trainer(teacher, dataset).save(path)
-    with pytest.raises(OverdriveError, match="run whose seed was 0, not 1"):
-        trainer(teacher, dataset, replace(OPTIONS, seed=1)).load(path)
+    with pytest.raises(OverdriveError, match="run whose train_seed was 0, not 1"):
+        trainer(teacher, dataset, replace(OPTIONS, train_seed=1)).load(path)
     with pytest.raises(OverdriveError, match="run whose target was"):
         other = tiny_teacher(seed=5)
         trainer(other, dataset).load(path)

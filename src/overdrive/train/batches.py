@@ -46,6 +46,17 @@ def usable(dataset: Dataset, conversations: NDArray[np.int64], max_len: int) -> 
     return conversations[np.array(found, dtype=bool)]
 
 
+def sample(dataset: Dataset, conversations: NDArray[np.int64], max_len: int, tokens: int) -> NDArray[np.int64]:
+    """Some of them, at random but always the same, with just about `tokens` answer tokens; all of them for 0.
+
+    A smaller sample is part of a larger one, so that what more data brings can be measured.
+    """
+    order = np.random.default_rng(0).permutation(conversations)
+    sizes = np.array([_answer(dataset, c, max_len)[FIRST:].sum() for c in order])
+    enough = int(np.searchsorted(np.cumsum(sizes), tokens)) + 1 if tokens else len(order)
+    return np.sort(order[:enough])
+
+
 def plan_epoch(lengths: NDArray[np.int64], budget: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
     """Indices into `lengths`, batch by batch, each once: like lengths together, in random order.
 

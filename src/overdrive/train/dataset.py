@@ -30,6 +30,7 @@ from safetensors.numpy import save_file
 from overdrive.errors import OverdriveError
 
 Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "heldout")
 MAX_SHARD_BYTES = 14_000_000
 _DONE = "dataset.json"
 

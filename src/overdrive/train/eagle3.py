@@ -25,7 +25,7 @@ from overdrive.config import ModelOptions
 from overdrive.draft.eagle3 import checkpoint
 from overdrive.errors import OverdriveError
 from overdrive.train.batches import MULTIPLE
-from overdrive.train.dataset import Dataset, Split, is_finished
+from overdrive.train.dataset import SPLITS, Dataset, Split, is_finished
 from overdrive.train.evaluate import Tally, evaluate, overall
 from overdrive.train.head import Head, head_config, initial_weights
 from overdrive.train.options import HeadOptions, TrainOptions
@@ -105,7 +105,9 @@ def _train(
         trainer.load(state)
         display.say(f"Continuing at step {trainer.position.step}, {100 * trainer.share_done():.1f} % done")
     position, history = trainer.position, History(out / "history.jsonl", trainer.position.step)
-    conversations = dataset.split("heldout")[: options.evaluate_on]
+    held = dataset.split("heldout")
+    # Evenly from all of them: files are often sorted by category.
+    conversations = held[np.linspace(0, len(held) - 1, min(options.evaluate_on, len(held)), dtype=np.int64)]
     losses, seen, clock, saved = [], position.tokens, time.monotonic(), time.monotonic()
     for loss in trainer.steps():
         losses.append(loss)
@@ -120,7 +122,7 @@ def _train(
             tally = overall(_measure(head, teacher, dataset, conversations, options))
             display.say(f"step {position.step} · {in_words(tally)}")
             history.add(position, **summary(tally))
-            clock = time.monotonic()
+            seen, clock = position.tokens, time.monotonic()
         if time.monotonic() - saved > options.checkpoint_seconds:
             trainer.save(state)
             saved = time.monotonic()
@@ -142,7 +144,8 @@ def _finish(
         "target": dataset.info.target,
         "target_fingerprint": teacher.fingerprint,
         "sampling": dataset.info.sampling,
-        "training_answer_tokens": int(dataset.answer[_tokens_of(dataset, "train")].sum()),
+        "answer_tokens": int(dataset.answer[_tokens_of(dataset, "train")].sum()),
+        "coverage": {split: round(coverage(dataset, head.draft_ids, split), 4) for split in SPLITS},
         "options": asdict(options),
         "all": summary(overall(tallies)),
         "categories": {name: summary(tally) for name, tally in tallies.items()},
@@ -162,7 +165,7 @@ def _new_head(dataset: Dataset, teacher: Teacher, head_options: HeadOptions, opt
     """A head with its first weights; a checkpoint replaces them."""
     config = head_config(teacher.config, head_options)
     draft_ids = choose_draft_ids(dataset, config.draft_vocab).to(teacher.device)
-    weights = initial_weights(config, teacher, draft_ids, head_options, options.seed)
+    weights = initial_weights(config, teacher, draft_ids, head_options, options.train_seed)
     return Head(config, weights, draft_ids, teacher.dtype, options.max_len + MULTIPLE + options.steps)
 
 

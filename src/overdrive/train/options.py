@@ -43,6 +43,8 @@ class TrainOptions:
     """Tokens of a batch, padding included; 0 takes 16384 on a GPU, 2048 on a CPU."""
     max_len: int = 1024
     """Tokens of a conversation that are trained on; what is behind them is left out."""
+    most_tokens: int = 0
+    """Answer tokens to train on, drawn by conversation; 0 for all there are."""
     steps: int = 7
     """Drafts in a row that training unrolls."""
     learning_rate: float = 1e-3
@@ -55,8 +57,8 @@ class TrainOptions:
     """Largest norm of a gradient."""
     hard: float = 0.0
     """Weight of the target's likeliest token beside its distribution (weight 1) as what is to be learnt."""
-    seed: int = 0
-    """Of first weights and the order of batches."""
+    train_seed: int = 0
+    """Seed of first weights and of the order of batches."""
     compile: bool = False
     """Compile the loss with torch.compile."""
     log_every: int = 20
@@ -77,7 +79,8 @@ def resolve(options: TrainOptions) -> TrainOptions:
         _refuse(options, name, getattr(options, name) <= 0, "must be above 0")
     _refuse(options, "steps", not 1 <= options.steps <= MAX_STEPS, f"must be within 1 .. {MAX_STEPS}")
     _refuse(options, "warmup", not 0 < options.warmup < 1, "must be between 0 and 1")
-    _refuse(options, "batch_tokens", options.batch_tokens < 0, "must be at least 0")
+    for name in ("batch_tokens", "most_tokens"):
+        _refuse(options, name, getattr(options, name) < 0, "must be at least 0")
     default = 16384 if options.device == "cuda" else 2048
     return replace(options, batch_tokens=options.batch_tokens or default)
 

@@ -39,16 +39,16 @@ class Distribution(NamedTuple):
 class WholeSequences:
     """`Attention` for right-padded conversations [B, S]: causal, so that padding behind a token changes nothing."""
 
-    def __init__(self, config: ModelConfig, batch: int, width: int, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, batch: int, width: int) -> None:
         self._config, self._batch, self._width = config, batch, width
-        places = torch.arange(width, device=device)
-        self._back = places[:, None] - places  # [S, S]: how far a key lies behind
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         b, s, window = self._batch, self._width, self._config.window(layer)
         q, k, v = (x.reshape(b, s, x.shape[1], x.shape[2]).transpose(1, 2) for x in (q, k, v))
         if 0 < window < s:
-            seen = (self._back >= 0) & (self._back < window)
+            places = torch.arange(s, device=q.device)
+            back = places[:, None] - places  # [S, S]: how far a key lies behind
+            seen = (back >= 0) & (back < window)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -98,7 +98,7 @@ class Teacher:
             writes=none,
             wanted=none,
         )
-        hidden = self.transformer.forward(batch, WholeSequences(self.config, b, s, ids.device), taps)
+        hidden = self.transformer.forward(batch, WholeSequences(self.config, b, s), taps)
         return hidden.taps.view(b, s, -1), hidden.final
 
     @torch.no_grad()

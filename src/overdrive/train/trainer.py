@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from overdrive.errors import OverdriveError
-from overdrive.train.batches import Lesson, clipped_lengths, make_lesson, plan_epoch, usable
+from overdrive.train.batches import Lesson, clipped_lengths, make_lesson, plan_epoch, sample, usable
 from overdrive.train.dataset import Dataset
 from overdrive.train.head import Head
 from overdrive.train.loss import Kernel, slice_loss
@@ -54,7 +54,8 @@ class Trainer:
 
     def __init__(self, teacher: Teacher, head: Head, dataset: Dataset, options: TrainOptions) -> None:
         self.head, self._teacher, self._dataset, self._options = head, teacher, dataset, options
-        self._conversations = usable(dataset, dataset.split("train"), options.max_len)
+        found = usable(dataset, dataset.split("train"), options.max_len)
+        self._conversations = sample(dataset, found, options.max_len, options.most_tokens)
         if not len(self._conversations):
             raise OverdriveError("the training answers hold no conversation with an answer to learn from")
         self._lengths: NDArray[np.int64] = clipped_lengths(dataset, self._conversations, options.max_len)
@@ -99,7 +100,7 @@ class Trainer:
 
     def _rest_of_epoch(self) -> Iterator[Lesson]:
         options = self._options
-        rng = np.random.default_rng((options.seed, self.position.epoch))
+        rng = np.random.default_rng((options.train_seed, self.position.epoch))
         batches = plan_epoch(self._lengths, options.batch_tokens, rng)
         for batch in batches[self.position.batch :]:
             yield make_lesson(self._dataset, self._conversations[batch], options.max_len, self._teacher.device)
@@ -158,7 +159,7 @@ class Trainer:
             "number of training tokens": int(self._lengths.sum()),
             "batch_tokens": options.batch_tokens,
             "steps": options.steps,
-            "seed": options.seed,
+            "train_seed": options.train_seed,
         }
 
 
