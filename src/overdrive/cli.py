@@ -21,7 +21,8 @@ from overdrive.config import (
     ServerOptions,
 )
 from overdrive.errors import OverdriveError
-from overdrive.train.options import HeadOptions, TrainOptions
+from overdrive.train.generate.recipe import Budget, Recipe
+from overdrive.train.options import AnswerOptions, HeadOptions, TrainOptions, resolve
 
 SERVE_EXAMPLES = """
 Examples:
@@ -148,6 +149,8 @@ train = App(
 app.command(train)
 HeadGroup = Annotated[HeadOptions, Parameter(name="*", group="Head")]
 TrainGroup = Annotated[TrainOptions, Parameter(name="*", group="Training")]
+RecipeGroup = Annotated[Recipe, Parameter(name="answers", group="Answers")]
+BudgetGroup = Annotated[Budget, Parameter(name="budget", group="Answers")]
 
 
 @train.command(help_epilogue=TRAIN_EXAMPLES)
@@ -158,6 +161,10 @@ def eagle3(
     out: Path,
     prompts: Path | None = None,
     data: tuple[Path, ...] = (),
+    exclude: tuple[Path, ...] = (),
+    rows: int = 0,
+    answers: RecipeGroup = Recipe(),
+    budget: BudgetGroup = Budget(),
     head: HeadGroup = HeadOptions(),
     training: TrainGroup = TrainOptions(),
     weights: ModelGroup = ModelOptions(),
@@ -174,13 +181,24 @@ def eagle3(
         JSON lines with prompt, messages or turns in each; .jsonl or .jsonl.gz.
     data:
         Folders of answers that exist already, to train on instead.
+    exclude:
+        JSON-lines files, or folders of them, whose texts must be in no prompt.
+    rows:
+        Answers written at once; 0 takes the device's usual number.
     """
-    from overdrive.train.options import resolve
-
     options = resolve(training)
     from overdrive.train.eagle3 import train_eagle3
 
-    train_eagle3(model, prompts, data, out, head_options=head, options=options, model_options=weights)
+    train_eagle3(
+        model,
+        prompts,
+        data,
+        out,
+        head_options=head,
+        options=options,
+        answer_options=AnswerOptions(recipe=answers, budget=budget, rows=rows, exclude=exclude),
+        model_options=weights,
+    )
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from overdrive.train.batches import MULTIPLE
 from overdrive.train.dataset import SPLITS, Dataset, Split, is_finished
 from overdrive.train.evaluate import Tally, evaluate, overall
 from overdrive.train.head import Head, head_config, initial_weights
-from overdrive.train.options import HeadOptions, TrainOptions
+from overdrive.train.options import AnswerOptions, HeadOptions, TrainOptions
 from overdrive.train.report import Display, History, in_words, summary, table
 from overdrive.train.target import Teacher
 from overdrive.train.trainer import Trainer, learning_rate
@@ -45,16 +45,25 @@ def train_eagle3(
     *,
     head_options: HeadOptions,
     options: TrainOptions,
+    answer_options: AnswerOptions = AnswerOptions(),
     model_options: ModelOptions = ModelOptions(),
 ) -> None:
     """Every stage that is not done yet.
 
     data: folders of answers to train on; without any, OUT/data is filled from `prompts`. Raises OverdriveError.
     """
-    if not data and not is_finished(out / "data"):
-        raise OverdriveError("give --data, a folder of the target's answers")
-    folders = tuple(data) or (out / "data",)
-    train_head(model, folders, out, head_options=head_options, options=options, model_options=model_options)
+    if not data:
+        data = (out / "data",)
+        if prompts is None and not is_finished(data[0]):
+            raise OverdriveError("training needs --prompts, a file for the target to answer, or --data, its answers")
+        _device(options)
+        if prompts is not None:
+            from overdrive.train.answers import make_answers  # chat templates and tokenizers are not wanted elsewhere
+
+            make_answers(
+                model, prompts, data[0], options=answer_options, device=options.device, model_options=model_options
+            )
+    train_head(model, data, out, head_options=head_options, options=options, model_options=model_options)
 
 
 def train_head(

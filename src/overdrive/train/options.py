@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from overdrive.errors import OverdriveError
+from overdrive.train.generate.recipe import Budget, Recipe
 
 TrainingDevice = Literal["cpu", "cuda"]
 MAX_STEPS = 8  # that can be unrolled
@@ -69,6 +71,20 @@ class TrainOptions:
     """Most held-out conversations of those measurements; the last one takes all."""
     checkpoint_seconds: float = 120.0
     """Time between checkpoints that an interrupted run continues from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How the target's answers come to be, where there are none yet.
+
+    rows: answers at once, 0 for the device's usual number. exclude: files or folders of JSON lines whose texts must not
+    be trained on.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    budget: Budget = field(default_factory=Budget)
+    rows: int = 0
+    exclude: tuple[Path, ...] = ()
 
 
 def resolve(options: TrainOptions) -> TrainOptions:
