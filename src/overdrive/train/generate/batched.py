@@ -19,7 +19,7 @@ from torch import Tensor
 
 from overdrive.model.transformer import Transformer
 from overdrive.train.generate.attention import MaskedDecode, PrefillAttention, SlotCache, decode_attention
-from overdrive.train.generate.decode import DecodeStep, Slots, captured, token_batch
+from overdrive.train.generate.decode import CapturedStep, DecodeStep, Slots, token_batch
 from overdrive.train.generate.jobs import Feed, Job, check
 from overdrive.train.generate.looks import Look, Looks
 
@@ -85,7 +85,7 @@ class BatchedGenerator:
             return step
         # An attention that reads no more than a row's own length needs no bound.
         limits = list(range(_BUCKET, self._cache.length, _BUCKET)) if attention is MaskedDecode else []
-        return captured(step, [*limits, self._cache.length], generator, device)
+        return CapturedStep(step, [*limits, self._cache.length], generator, device)
 
     def _advance(self) -> Look:
         """A stride of steps and a look at its end, launched and not waited for."""

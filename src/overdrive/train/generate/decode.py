@@ -102,29 +102,35 @@ def token_batch(ids: Tensor, positions: Tensor) -> Batch:
     )
 
 
-def captured(
-    step: Callable[[int], None], limits: Sequence[int], generator: torch.Generator, device: torch.device
-) -> Callable[[int], None]:
-    """The step as CUDA graphs, one per limit (ascending); the result replays the smallest that covers what it is given.
+class CapturedStep:
+    """A step as CUDA graphs, one per limit; a call replays the smallest that covers what it is given.
 
-    Capture while no row is alive: the warm-up runs steps for real.
+    Made while no row is alive: the warm-up runs steps for real. Keeps the step: graphs read its tensors where they lay.
     """
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step(limits[-1])
-    torch.cuda.current_stream(device).wait_stream(side)
-    graphs: list[torch.cuda.CUDAGraph] = []
-    for limit in reversed(limits):  # the largest first: the others find room in its memory
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
-            step(limit)
-        graphs.append(graph)
-    graphs.reverse()
 
-    def replay(limit: int) -> None:
-        graphs[next(index for index, covered in enumerate(limits) if covered >= limit)].replay()
+    def __init__(
+        self, step: Callable[[int], None], limits: Sequence[int], generator: torch.Generator, device: torch.device
+    ) -> None:
+        """limits: ascending."""
+        self._step, self._limits, self._generator = step, tuple(limits), generator
+        self._warm_up(device)
+        graphs: list[torch.cuda.CUDAGraph] = []
+        for limit in reversed(self._limits):  # the largest first: the others find room in its memory
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+                step(limit)
+            graphs.append(graph)
+        self._graphs = graphs[::-1]
 
-    return replay
+    def __call__(self, limit: int) -> None:
+        which = next(index for index, covered in enumerate(self._limits) if covered >= limit)
+        self._graphs[which].replay()
+
+    def _warm_up(self, device: torch.device) -> None:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._step(self._limits[-1])
+        torch.cuda.current_stream(device).wait_stream(side)
