@@ -166,3 +166,14 @@ def test_a_pass_that_needs_torch_runs_as_it_is_written(team: Team) -> None:
     for _ in range(5):
         batch = random_batch(rng, [2, 1], [9, 40])
         assert torch.equal(recorded(batch), plain.forward(batch))
+
+
+def test_recordings_share_their_memory(team: Team) -> None:
+    """A result may be wide, the logits of every token; a recording for each number of tokens must not keep its own."""
+    rng = random.Random(3)
+    layer = Layer(team)
+    recorded = RecordedPass(layer.forward, layer.shape, team)
+    batches = [random_batch(rng, [1] * n, [5] * n) for n in range(17, 33)]  # one size of room
+    places = {recorded(batch).data_ptr() for _ in range(2) for batch in batches}
+    assert layer.passes == len(batches)
+    assert len(places) < 9

@@ -173,8 +173,7 @@ def test_a_recorded_pass_is_the_pass(option: str, float32_target: Transformer, d
         return head.forward(head.fuse(taps), ids, places, lambda layer, q, k, v: attended)
 
     recording: Recording[HeadHidden] = Recording(device.team, Arena())
-    with Watch():
-        recording.make(forward)
+    recording.make(forward, Watch())
     taps.mul_(-2)
     ids.copy_(ids.flip(0))
     for recorded, plain in zip(recording.run(), forward(), strict=True):

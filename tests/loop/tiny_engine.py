@@ -19,7 +19,7 @@ from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.model.dummy import tiny_transformer
-from overdrive.model.transformer import Hidden, Transformer
+from overdrive.model.transformer import Scored, Transformer
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
 from overdrive.scheduler import Limits, Scheduler
@@ -67,8 +67,8 @@ def tiny_bench(
     drafter: Drafter = make_drafter(state)
     sampling = SamplingState(max_rows, VOCAB, torch.float64)
 
-    def forward(batch: Batch) -> Hidden:
-        return model.forward(batch, ReferenceAttention(kv, batch, model.config), drafter.taps)
+    def forward(batch: Batch) -> Scored:
+        return model.score(batch, ReferenceAttention(kv, batch, model.config), drafter.taps)
 
     runner = Runner(forward, model.logits, state, sampling, sample, drafter, stream)
     committer = Committer(scheduler, DraftCounts(drafter.sources, 16))

@@ -61,7 +61,7 @@ class CpuDevice:
 
     def forward(self, model: Transformer, kv: PagedKV, taps: Sequence[int] = ()) -> Forward:
         """The target's pass over pages `kv`, with the residual stream on entry to the layers `taps`."""
-        return self.record(lambda batch, attention: model.forward(batch, attention, taps), kv, model.config)
+        return self.record(lambda batch, attention: model.score(batch, attention, taps), kv, model.config)
 
     def record(self, pass_: Callable[..., Result], kv: PagedKV, heads: Heads) -> Callable[..., Result]:
         """`pass_(batch, attention, *inputs)` as a function of (batch, *inputs): for float32 with this device's

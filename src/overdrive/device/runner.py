@@ -21,12 +21,12 @@ from overdrive.device.state import SlotState
 from overdrive.device.stream import Event, Stream
 from overdrive.device.verify import Verified, verify
 from overdrive.draft.base import Drafter, Drafts, Fed
-from overdrive.model.transformer import Hidden
+from overdrive.model.transformer import Scored
 from overdrive.types import Outcome, Row, Step, TopLogprobs
 
-Forward = Callable[[Batch], Hidden]
-"""The target's pass: stores the batch's keys and values, returns hidden states and the drafter's taps, good until the
-next call."""
+Forward = Callable[[Batch], Scored]
+"""The target's pass: stores the batch's keys and values, returns hidden states, the drafter's taps and the wanted
+logits, good until the next call."""
 
 SCORE_SLICE = 64
 """Prompt positions whose logits exist at once while prompt log-probabilities are computed."""
@@ -46,7 +46,7 @@ class LaunchedStep:
         self.seconds = [0.0, 0.0, 0.0, 0.0]
         self.batch: Batch
         self.layout: Layout
-        self.hidden: Hidden
+        self.hidden: Scored
         self.verified: Verified
         self.outcome: Outcome
         self.settled: Event
@@ -71,7 +71,7 @@ class Runner:
         drafter: Drafter,
         stream: Stream,
     ) -> None:
-        """logits: the target's head, hidden states [N, H] to [N, V]."""
+        """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score."""
         self._target = forward
         self._logits = logits
         self._state = state
@@ -146,7 +146,7 @@ class Runner:
 
     def _accept(self, launched: LaunchedStep) -> None:
         tokens, counts, sources = launched.drafts
-        logits = self._logits(launched.hidden.final[launched.batch.wanted])
+        logits = launched.hidden.logits
         done = verify(logits, launched.layout, tokens, counts, self._sampling, sampler=self._sampler)
         launched.verified = done
         scores = self._prompt_scores(launched)

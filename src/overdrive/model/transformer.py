@@ -68,6 +68,14 @@ class Hidden(NamedTuple):
     taps: Tensor
 
 
+class Scored(NamedTuple):
+    """final, taps: as `Hidden`. logits: [N, V] of the batch's wanted tokens."""
+
+    final: Tensor
+    taps: Tensor
+    logits: Tensor
+
+
 class Transformer:
     """A decoder with its weights. Stateless between calls; the caller holds torch.inference_mode.
 
@@ -123,6 +131,11 @@ class Transformer:
             ops.copy(residual, columns[len(self._layers)])
         return Hidden(x, tapped)
 
+    def score(self, batch: Batch, attention: Attention, taps: Sequence[int] = ()) -> Scored:
+        """`forward` and the logits of the tokens that are wanted."""
+        final, tapped = self.forward(batch, attention, taps)
+        return Scored(final, tapped, self.logits(self._ops.embed(batch.wanted, final)))  # embed gathers rows
+
     def _attend(self, index: int, layer: Layer, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """The attention block of one layer: normed input [T, H] -> [T, H], before the residual is added."""
         config, ops = self.config, self._ops
@@ -137,4 +150,4 @@ class Transformer:
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token id: hidden [N, H], final-normed -> [N, V] in float32, or float64 if the model is."""
         logits = self._head(hidden)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()

@@ -19,7 +19,7 @@ import ctypes
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -51,16 +51,27 @@ class Arena:
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
+        self._all: dict[int, Tensor] = {}  # by address
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         size = int(np.prod(shape))
         room = 1 << max(10, (size - 1).bit_length())
         free = self._free.setdefault(room, [])
-        buffer = free.pop() if free else np.empty(room, dtype=np.float32)
+        buffer = free.pop() if free else self._add(room)
         # torch keeps this very view alive as long as any tensor shares the storage.
         view = buffer[:size].reshape(shape)
         weakref.finalize(view, free.append, buffer).atexit = False
         return torch.from_numpy(view)
+
+    def unheld(self, x: Tensor) -> Tensor:
+        """The same tensor, but its memory may be used again as soon as no other tensor refers to it."""
+        place = self._all[x.untyped_storage().data_ptr()]
+        return place.as_strided(x.shape, x.stride(), x.storage_offset())
+
+    def _add(self, room: int) -> np.ndarray:
+        buffer = np.empty(room, dtype=np.float32)
+        self._all[buffer.ctypes.data] = torch.from_numpy(buffer)
+        return buffer
 
 
 class StaticBatch:
@@ -91,7 +102,10 @@ class StaticBatch:
 
 
 class Recording(Generic[Result]):
-    """Notes one pass (it is a `Recorder` of the team) and can run it again."""
+    """Notes one pass (it is a `Recorder` of the team) and can run it again.
+
+    It does not hold its result's memory: recordings of one arena write over each other's, as intermediates or results.
+    """
 
     def __init__(self, team: Team, arena: Arena) -> None:
         self._team = team
@@ -107,17 +121,26 @@ class Recording(Generic[Result]):
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         return self._arena.empty(shape)
 
-    def make(self, forward: Callable[[], Result]) -> Result:
-        """Run the pass and note it."""
-        with self._team.recorded(self):
-            self._result = forward()
+    def make(self, forward: Callable[[], Result], watch: AbstractContextManager[object]) -> Result:
+        """Run the pass under `watch` and note it."""
+        with self._team.recorded(self), watch:
+            result = forward()
         self._program = np.array(self._words, dtype=np.int64)
-        return self._result
+        self._result = _each(self._arena.unheld, result)
+        return result
 
     def run(self) -> Result:
         """The pass again, over what stands in the static memory now; the result lies where it lay before."""
         self._team.run(self._program.ctypes.data, len(self._program))
         return self._result
+
+
+def _each(change: Callable[[Tensor], Tensor], result: Any) -> Any:
+    """A tensor changed, or each of a (named) tuple's."""
+    if isinstance(result, Tensor):
+        return change(result)
+    changed = [change(x) for x in result]
+    return type(result)(*changed) if hasattr(result, "_fields") else tuple(changed)
 
 
 class Watch(TorchFunctionMode):
@@ -180,8 +203,8 @@ class RecordedPass(Generic[Result]):
     def _record(self, key: Hashable, static: Batch, inputs: list[Tensor]) -> Result:
         recording: Recording[Result] = Recording(self._team, self._arena)
         try:
-            with nullcontext() if self._watched else Watch():
-                result = recording.make(lambda: self._pass(static, *inputs))
+            watch = nullcontext() if self._watched else Watch()
+            result = recording.make(lambda: self._pass(static, *inputs), watch)
         except NotRecordable:
             self._recordable = False
             return self._pass(static, *inputs)
