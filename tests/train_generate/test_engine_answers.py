@@ -17,7 +17,7 @@ from overdrive.train.generate.engine import EngineGenerator
 from overdrive.train.generate.folder import write_answers
 from overdrive.train.generate.jobs import Job
 from overdrive.train.generate.recipe import Recipe
-from overdrive.train.generate.target import open_target
+from overdrive.train.generate.target import _linears, open_target
 from tests.train_generate.feeds import ListFeed
 from tests.train_generate.scripted import CHATML
 
@@ -53,6 +53,13 @@ def test_both_generators_give_the_same_greedy_answers(model):
     engine.close()
     assert engine.stops == target.stops == (257,)
     assert feeds[0].answers == feeds[1].answers
+
+
+def test_scores_of_a_half_precision_head_are_not_rounded_to_it():
+    weight, x = torch.randn((300, 16)).bfloat16(), torch.randn((4, 16)).bfloat16()
+    linear = _linears(torch.bfloat16, torch.device("cpu"), 300)([weight], None)
+    assert torch.allclose(linear(x), x.float() @ weight.float().t(), atol=1e-5)
+    assert _linears(torch.bfloat16, torch.device("cpu"), 299)([weight], None)(x).dtype == torch.bfloat16
 
 
 def test_a_dataset_is_made_of_a_prompts_file_and_a_model(model, tmp_path):

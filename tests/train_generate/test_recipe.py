@@ -187,7 +187,9 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         answer(Interrupting(lambda *_: ""), *arguments, quiet=True)
     assert len(rows.rows) == 9
-    tally = answer(ScriptedGenerator(lambda *_: "yes"), *arguments, quiet=True)
+    flushes: list[int] = []
+    tally = answer(ScriptedGenerator(lambda *_: "yes"), *arguments, quiet=True, flush=lambda: flushes.append(1))
+    assert flushes == [1]
     assert sorted(rows.rows) == sorted(whole)
     assert (tally.answers, tally.rows, tally.tokens) == (wanted.answers, wanted.rows, wanted.tokens)
 

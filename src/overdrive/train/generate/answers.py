@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -29,6 +30,7 @@ from overdrive.train.generate.turns import Turns
 from overdrive.train.prompts import Prompt
 
 CUDA_ROWS, CPU_ROWS = 2048, 32
+SAVED_EVERY = 300.0  # seconds: what a machine that goes down may cost
 
 
 class Writer(Protocol):
@@ -57,12 +59,14 @@ def generate_answers(
     exclude: Sequence[Path] = (),
     model_options: ModelOptions = ModelOptions(),
     quiet: bool = False,
+    flush: Callable[[], None] = lambda: None,
 ) -> Tally:
     """The target's answers to `prompts` and to prompts of its own, as the recipe has it, given to `writer`.
 
     folder: takes answers.json (what was made) and prompts_used.jsonl; what they say was made before is not asked again,
     and counts for the budget's tokens. rows: answers at once, 0 for the device's usual number. exclude: JSON-lines
-    files, or folders of them, none of whose texts may be in a user's turn.
+    files, or folders of them, none of whose texts may be in a user's turn. flush: called now and then to put on the
+    disk what the writer has, just before answers.json says that it is there.
     Raises OverdriveError, one line, for whatever is wrong with the model, the prompts or the files, before any work.
     """
     exclusions = Exclusions.read(exclude)
@@ -71,7 +75,7 @@ def generate_answers(
             turns = _open_turns(model, model_options, bars.update)
             opened = _generator(model, model_options, turns, recipe, device, rows, bars.update)
             generator = stack.enter_context(opened)
-        return answer(generator, turns, prompts, writer, folder, recipe, budget, exclusions, quiet)
+        return answer(generator, turns, prompts, writer, folder, recipe, budget, exclusions, quiet, flush)
 
 
 def answer(
@@ -84,23 +88,34 @@ def answer(
     budget: Budget,
     exclusions: Exclusions,
     quiet: bool = False,
+    flush: Callable[[], None] = lambda: None,
 ) -> Tally:
     """`generate_answers` with everything at hand."""
     tally = Tally.read(folder)
     recipe = replace(recipe, seed=recipe.seed + tally.conversations)  # what continues must not draw the same again
     beginnings = Beginnings(prompts, turns, recipe, exclusions, tally, budget.limited)
+    saved = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        flush()
+        tally.write(folder, prompts, beginnings.heldout)
+        saved = time.monotonic()
+
     with AnswerLines(quiet) as lines:
 
         def finish(conversation: Conversation) -> None:
             split: Literal["train", "heldout"] = "heldout" if conversation.heldout else "train"
             writer.add(conversation.ids, conversation.answered, split, conversation.category, conversation.line)
             lines.update(tally.conversations, tally.answer_tokens)
+            if time.monotonic() - saved > SAVED_EVERY:
+                save()
 
         feed = Conversations(beginnings, turns, recipe, budget, generator.stops, tally, finish)
         try:
             generator.run(feed)
         finally:  # what an interrupted run has made is not asked again
-            tally.write(folder, prompts, beginnings.heldout)
+            save()
         lines.end(tally.conversations, tally.answer_tokens)
     return tally
 

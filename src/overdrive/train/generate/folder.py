@@ -54,6 +54,7 @@ def write_answers(
             exclude=exclude,
             model_options=model_options,
             quiet=quiet,
+            flush=writer.flush,
         )
         if not tally.conversations:
             raise OverdriveError(f"none of the {len(waiting)} prompts in {prompts} was answered: {dict(tally.dropped)}")

@@ -62,7 +62,7 @@ class GraphOps(TorchOps):
 
 class WideHead:
     """A `Linear` of half-precision weights [out, in] whose outputs are not rounded to half precision: close scores stay
-    apart, and greedy answers are those of a more precise run. CUDA only."""
+    apart, and greedy answers are nearer to those of a more precise run. CUDA only."""
 
     __slots__ = ("_columns",)
 
@@ -73,6 +73,18 @@ class WideHead:
         return torch.mm(x, self._columns, out_dtype=torch.float32)
 
 
+class FloatHead:
+    """The same by a product in float32, for builds of torch that have no other."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self._columns = weight.float().t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.float() @ self._columns
+
+
 def _linears(dtype: torch.dtype, device: torch.device, vocab: int) -> LinearFactory:
     """Dense linears; the one as high as the vocabulary, which is the head, keeps the precision of its sums."""
     dense = dense_factory(dtype, device)
@@ -80,18 +92,17 @@ def _linears(dtype: torch.dtype, device: torch.device, vocab: int) -> LinearFact
     def make(weights: Sequence[Tensor | Blocks], bias: Tensor | None) -> Linear:
         linear = dense(weights, bias)
         is_head = len(weights) == 1 and weights[0].shape[0] == vocab and bias is None
-        if is_head and device.type == "cuda" and isinstance(linear, DenseLinear):
-            return _wide(linear)
+        if is_head and dtype == torch.bfloat16 and isinstance(linear, DenseLinear):
+            return _head(linear.weight)
         return linear
 
     return make
 
 
-def _wide(linear: DenseLinear) -> Linear:
-    """The linear with float32 outputs, where this build of torch has such a product."""
-    wide = WideHead(linear.weight)
+def _head(weight: Tensor) -> Linear:
+    head = WideHead(weight)
     try:
-        wide(linear.weight[:2])
-    except (RuntimeError, TypeError, NotImplementedError):
-        return linear
-    return wide
+        head(weight[:2])
+    except (RuntimeError, TypeError):
+        return FloatHead(weight)
+    return head
