@@ -76,6 +76,11 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(teacher, datase
         trainer(teacher, dataset).load(path)
 
 
+def test_answers_with_nothing_to_learn_are_refused(teacher, dataset):
+    with pytest.raises(OverdriveError, match="no conversation has an answer to learn from within its first 2 tokens"):
+        trainer(teacher, dataset, replace(OPTIONS, max_len=2))
+
+
 def test_every_training_token_is_seen_once_an_epoch(teacher, dataset):
     run = trainer(teacher, dataset)
     list(run.steps())

@@ -40,10 +40,11 @@ class Chain:
 
     def __init__(self, head: Head, embedding: Tensor) -> None:
         self.head, self.embedding, self.keys, self.values = head, embedding, [], []
+        self.weights = head.tensors()  # as a checkpoint has them
 
     def feed(self, had: Tensor, token: int, position: int) -> tuple[Tensor, Tensor]:
         """(feature or own output [H], next token) at a RoPE position -> what to feed back, and the normed output."""
-        w, config = self.head.weights, self.head.config
+        w, config = self.weights, self.head.config
         h = norm(had, w["layers.0.hidden_norm.weight"])
         u = torch.cat((norm(self.embedding[token], w["layers.0.input_layernorm.weight"]), h))
         q, k, v = (w[f"layers.0.self_attn.{n}_proj.weight"] @ u for n in "qkv")
@@ -63,7 +64,7 @@ class Chain:
         return (normed if config.norm_output else a), normed
 
     def fuse(self, taps: Tensor) -> Tensor:
-        w = self.head.weights
+        w = self.weights
         if self.head.config.fc_norm:
             taps = torch.cat([norm(part, w[f"fc_norm.{n}.weight"]) for n, part in enumerate(taps.chunk(3))])
         return w["fc.weight"] @ taps
@@ -111,3 +112,22 @@ def test_more_steps_than_there_are_places_for_are_refused():
     taps, _ = teacher.features(ids, head.config.taps)
     with pytest.raises(ValueError, match="at most 8 steps"):
         next(head.unroll(F.embedding(ids, teacher.embedding), taps, 9))
+
+
+@torch.no_grad()
+def test_a_head_that_starts_from_the_tapped_layer_computes_that_layer():
+    teacher = tiny_teacher(layers=7)
+    ids = torch.randint(0, 64, (2, 24), generator=torch.Generator().manual_seed(3))
+    for changes in ({}, {"fc_norm": True}):
+        head = tiny_head(teacher, torch.arange(64), start_layer=4, **changes)
+        assert head.config.taps == (2, 3, 4)
+        for name in "qkv":  # the embedding's half, which the layer has not
+            head.weights[f"layers.0.self_attn.{name}_proj.weight"][:, :32] = 0
+        taps, _ = teacher.features(ids, head.config.taps)
+        after, _ = teacher.features(ids, (5,))
+        outputs = next(head.unroll(F.embedding(ids, teacher.embedding), taps, 1))
+        expected = norm(after, head.weights["norm.weight"])
+        if changes:  # a norm per token changes what the layer adds in proportion to the residual
+            assert F.cosine_similarity(outputs, expected, dim=-1).min() > 0.9
+        else:
+            torch.testing.assert_close(outputs, expected, rtol=1e-3, atol=1e-3)

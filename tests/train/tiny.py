@@ -10,9 +10,11 @@ import torch
 from overdrive.draft.eagle3.config import HeadConfig
 from overdrive.model.config import ModelConfig
 from overdrive.model.dummy import RandomCheckpoint, tiny_config
+from overdrive.train.batches import Lesson
 from overdrive.train.dataset import Dataset, DatasetInfo, DatasetWriter
-from overdrive.train.head import Head, head_config, initial_weights
+from overdrive.train.head import Head, head_config
 from overdrive.train.options import HeadOptions
+from overdrive.train.start import new_head
 from overdrive.train.target import Teacher
 from overdrive.train.vocabulary import choose_draft_ids
 
@@ -42,19 +44,21 @@ def write_answers(folder: Path, teacher: Teacher, count: int, seed: int = 0, hel
 
 def next_token(teacher: Teacher, ids: list[int]) -> int:
     _, final = teacher.features(torch.tensor([ids]), ())
-    return int((final[-1] @ teacher.head.T).argmax())
+    return int((final[-1].to(teacher.head.dtype) @ teacher.head.T).argmax())
 
 
 def tiny_head(teacher: Teacher, draft_ids: torch.Tensor, seed: int = 0, scale: float = 1.0, **changes) -> Head:
     """scale: of the random linears, to make outputs differ more."""
     options = HeadOptions(draft_vocab=len(draft_ids), **changes)
     config: HeadConfig = head_config(teacher.config, options)
-    weights = initial_weights(config, teacher, draft_ids, options, seed)
+    ids = torch.randint(0, VOCAB, (2, 64), generator=torch.Generator().manual_seed(seed))
+    lesson = Lesson(ids, torch.arange(128), 128, np.arange(2))
+    head = new_head(config, teacher, draft_ids, lesson, options, seed=seed, positions=128)
     with torch.no_grad():
-        for name, weight in weights.items():
+        for name, weight in head.weights.items():
             if weight.ndim == 2 and name != "lm_head.weight":
                 weight *= scale
-    return Head(config, weights, draft_ids, teacher.dtype, 128)
+    return head
 
 
 def chosen(dataset: Dataset, size: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overdrive.errors import OverdriveError
 from overdrive.train.dataset import Dataset
 
 MULTIPLE = 32  # widths are rounded up to it
@@ -44,6 +45,14 @@ def usable(dataset: Dataset, conversations: NDArray[np.int64], max_len: int) -> 
     """Those that have an answer token to predict within their first `max_len` tokens."""
     found = [_answer(dataset, c, max_len)[FIRST:].any() for c in conversations]
     return conversations[np.array(found, dtype=bool)]
+
+
+def trainable(dataset: Dataset, max_len: int) -> NDArray[np.int64]:
+    """Usable conversations of the train split. Raises OverdriveError when there is none."""
+    found = usable(dataset, dataset.split("train"), max_len)
+    if not len(found):
+        raise OverdriveError(f"no conversation has an answer to learn from within its first {max_len} tokens")
+    return found
 
 
 def sample(dataset: Dataset, conversations: NDArray[np.int64], max_len: int, tokens: int) -> NDArray[np.int64]:

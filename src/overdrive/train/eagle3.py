@@ -24,17 +24,19 @@ from overdrive.bars import LoadingBars
 from overdrive.config import ModelOptions
 from overdrive.draft.eagle3 import checkpoint
 from overdrive.errors import OverdriveError
-from overdrive.train.batches import MULTIPLE
+from overdrive.train.batches import MULTIPLE, make_lesson, trainable
 from overdrive.train.dataset import SPLITS, Dataset, Split, is_finished
 from overdrive.train.evaluate import Tally, evaluate, overall
-from overdrive.train.head import Head, head_config, initial_weights
+from overdrive.train.head import Head, head_config
 from overdrive.train.options import AnswerOptions, HeadOptions, TrainOptions
 from overdrive.train.report import Display, History, in_words, summary, table
+from overdrive.train.start import new_head
 from overdrive.train.target import Teacher
 from overdrive.train.trainer import Trainer, learning_rate
 from overdrive.train.vocabulary import choose_draft_ids, coverage
 
 TABLE_WIDTH = 160
+SAMPLE = 32  # conversations that show how large the target's features are
 
 
 def train_eagle3(
@@ -174,8 +176,10 @@ def _new_head(dataset: Dataset, teacher: Teacher, head_options: HeadOptions, opt
     """A head with its first weights; a checkpoint replaces them."""
     config = head_config(teacher.config, head_options)
     draft_ids = choose_draft_ids(dataset, config.draft_vocab).to(teacher.device)
-    weights = initial_weights(config, teacher, draft_ids, head_options, options.train_seed)
-    return Head(config, weights, draft_ids, teacher.dtype, options.max_len + MULTIPLE + options.steps)
+    some = trainable(dataset, options.max_len)[:SAMPLE]
+    lesson = make_lesson(dataset, some, options.max_len, teacher.device)
+    positions = options.max_len + MULTIPLE + options.steps
+    return new_head(config, teacher, draft_ids, lesson, head_options, seed=options.train_seed, positions=positions)
 
 
 def _describe(display: Display, dataset: Dataset, head: Head, options: TrainOptions) -> None:

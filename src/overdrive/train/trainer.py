@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from overdrive.errors import OverdriveError
-from overdrive.train.batches import Lesson, clipped_lengths, make_lesson, plan_epoch, sample, usable
+from overdrive.train.batches import Lesson, clipped_lengths, make_lesson, plan_epoch, sample, trainable
 from overdrive.train.dataset import Dataset
 from overdrive.train.head import Head
 from overdrive.train.loss import Kernel, slice_loss
@@ -54,10 +54,8 @@ class Trainer:
 
     def __init__(self, teacher: Teacher, head: Head, dataset: Dataset, options: TrainOptions) -> None:
         self.head, self._teacher, self._dataset, self._options = head, teacher, dataset, options
-        found = usable(dataset, dataset.split("train"), options.max_len)
+        found = trainable(dataset, options.max_len)
         self._conversations = sample(dataset, found, options.max_len, options.most_tokens)
-        if not len(self._conversations):
-            raise OverdriveError("the training answers hold no conversation with an answer to learn from")
         self._lengths: NDArray[np.int64] = clipped_lengths(dataset, self._conversations, options.max_len)
         self._parameters = list(head.weights.values())
         self._optimiser = torch.optim.AdamW(
@@ -124,6 +122,7 @@ class Trainer:
         state = {
             "run": self._run(),
             "position": position,
+            "tap_scale": self.head.tap_scale,
             "weights": {name: weight.detach() for name, weight in self.head.weights.items()},
             "optimiser": self._optimiser.state_dict(),
         }
@@ -143,6 +142,7 @@ class Trainer:
                     f"{path} belongs to a run whose {name} was {state['run'].get(name)}, not {value}; "
                     "give the same again, or another --out"
                 )
+        self.head.tap_scale.copy_(state["tap_scale"])
         with torch.no_grad():
             for name, weight in self.head.weights.items():
                 weight.copy_(state["weights"][name])
