@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +25,15 @@ from overdrive.config import ModelOptions
 from overdrive.draft.eagle3 import checkpoint
 from overdrive.errors import OverdriveError
 from overdrive.train.batches import MULTIPLE, make_lesson, trainable
-from overdrive.train.dataset import SPLITS, Dataset, Split, is_finished
+from overdrive.train.dataset import SPLITS, Dataset, is_finished
 from overdrive.train.evaluate import Tally, evaluate, overall
 from overdrive.train.head import Head, head_config
 from overdrive.train.options import AnswerOptions, HeadOptions, TrainOptions
-from overdrive.train.report import Display, History, in_words, summary, table
+from overdrive.train.report import Display, History, Pace, in_words, summary, table
 from overdrive.train.start import new_head
 from overdrive.train.target import Teacher
-from overdrive.train.trainer import Trainer, learning_rate
-from overdrive.train.vocabulary import choose_draft_ids, coverage
+from overdrive.train.trainer import Position, Trainer, learning_rate
+from overdrive.train.vocabulary import choose_draft_ids, count_answers, coverage
 
 TABLE_WIDTH = 160
 SAMPLE = 32  # conversations that show how large the target's features are
@@ -91,9 +91,10 @@ def train_head(
     head = _new_head(dataset, teacher, head_options, options)
     _make(out)
     with Display(quiet) as display:
-        _describe(display, dataset, head, options)
-        _train(Trainer(teacher, head, dataset, options), head, teacher, dataset, options, out, display)
-        tallies = _finish(head, teacher, dataset, options, out, display)
+        run = _Run(teacher, head, dataset, options, out, display)
+        run.describe()
+        run.train(Trainer(teacher, head, dataset, options))
+        tallies = run.finish()
     if tallies:
         console = Console(quiet=quiet)
         # A file or a pipe is as wide as the table; a terminal is as wide as it is.
@@ -101,75 +102,87 @@ def train_head(
     return tallies
 
 
-def _train(
-    trainer: Trainer,
-    head: Head,
-    teacher: Teacher,
-    dataset: Dataset,
-    options: TrainOptions,
-    out: Path,
-    display: Display,
-) -> None:
-    """Run the loop, from a checkpoint if there is one; what was measured goes to the display and the history."""
-    state = out / "training.pt"
-    if state.exists():
-        trainer.load(state)
-        display.say(f"Continuing at step {trainer.position.step}, {100 * trainer.share_done():.1f} % done")
-    position, history = trainer.position, History(out / "history.jsonl", trainer.position.step)
-    held = dataset.split("heldout")
-    # Evenly from all of them: files are often sorted by category.
-    conversations = held[np.linspace(0, len(held) - 1, min(options.evaluate_on, len(held)), dtype=np.int64)]
-    losses, seen, clock, saved = [], position.tokens, time.monotonic(), time.monotonic()
-    for loss in trainer.steps():
-        losses.append(loss)
-        if position.step % options.log_every == 0:
-            mean, losses = float(torch.stack(losses).mean()), []  # the only wait for the device between measurements
-            rate = (position.tokens - seen) / max(time.monotonic() - clock, 1e-9)
-            done = trainer.share_done()
-            display.step(position, done, mean, rate)
-            history.add(position, loss=round(mean, 5), learning_rate=learning_rate(done, options))
-            seen, clock = position.tokens, time.monotonic()
-        if position.step % options.evaluate_every == 0 and len(conversations):
-            tally = overall(_measure(head, teacher, dataset, conversations, options))
-            display.say(f"step {position.step} · {in_words(tally)}")
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A head on its way from first weights to a folder."""
+
+    teacher: Teacher
+    head: Head
+    dataset: Dataset
+    options: TrainOptions
+    out: Path
+    display: Display
+
+    def describe(self) -> None:
+        """What is trained on what."""
+        dataset, head = self.dataset, self.head
+        parameters = sum(weight.numel() for weight in head.weights.values())
+        self.display.say(
+            f"{len(dataset.split('train'))} conversations to train on, {len(dataset.split('heldout'))} held out; "
+            f"{count_answers(dataset, 'train').sum():,} answer tokens"
+        )
+        self.display.say(
+            f"Head of {parameters / 1e6:.1f}M parameters, {len(head.draft_ids)} draft ids that cover "
+            f"{100 * coverage(dataset, head.draft_ids, 'train'):.1f} % of the training answers and "
+            f"{100 * coverage(dataset, head.draft_ids, 'heldout'):.1f} % of those held out; {self.options.device}"
+        )
+
+    def train(self, trainer: Trainer) -> None:
+        """Run the loop, from a checkpoint if there is one; what is measured goes to the display and the history."""
+        options, state = self.options, self.out / "training.pt"
+        if state.exists():
+            trainer.load(state)
+            self.display.say(f"Continuing at step {trainer.position.step}, {100 * trainer.share_done():.1f} % done")
+        position, history = trainer.position, History(self.out / "history.jsonl", trainer.position.step)
+        losses, pace, saved = [], Pace(position), time.monotonic()
+        for loss in trainer.steps():
+            losses.append(loss)
+            if position.step % options.log_every == 0:
+                mean, losses = float(torch.stack(losses).mean()), []  # the only wait for the device between steps
+                done = trainer.share_done()
+                self.display.step(position, done, mean, pace.tokens_per_second())
+                history.add(position, loss=round(mean, 5), learning_rate=learning_rate(done, options))
+            if position.step % options.evaluate_every == 0:
+                self._measure_some(position, history)
+                pace = Pace(position)
+            if time.monotonic() - saved > options.checkpoint_seconds:
+                trainer.save(state)
+                saved = time.monotonic()
+        trainer.save(state)
+
+    def _measure_some(self, position: Position, history: History) -> None:
+        """Held-out acceptance between steps, evenly from all that is held out: files are often sorted by category."""
+        held = self.dataset.split("heldout")
+        count = min(self.options.evaluate_on, len(held))
+        if count:
+            tally = overall(self._measure(held[np.linspace(0, len(held) - 1, count, dtype=np.int64)]))
+            self.display.say(f"step {position.step} · {in_words(tally)}")
             history.add(position, **summary(tally))
-            seen, clock = position.tokens, time.monotonic()
-        if time.monotonic() - saved > options.checkpoint_seconds:
-            trainer.save(state)
-            saved = time.monotonic()
-    trainer.save(state)
 
+    def _measure(self, conversations: NDArray[np.int64]) -> dict[str, Tally]:
+        options = self.options
+        sizes = {"steps": options.steps, "max_len": options.max_len, "batch_tokens": options.batch_tokens}
+        return evaluate(self.head, self.teacher, self.dataset, conversations, **sizes)
 
-def _finish(
-    head: Head, teacher: Teacher, dataset: Dataset, options: TrainOptions, out: Path, display: Display
-) -> dict[str, Tally]:
-    """Export, then measure on everything held out."""
-    checkpoint.write(out, head.config, head.tensors())
-    display.say(f"Head written to {out}")
-    conversations = dataset.split("heldout")
-    if not len(conversations):
-        display.say("Nothing is held out: acceptance was not measured")
-        return {}
-    tallies = _measure(head, teacher, dataset, conversations, options)
-    result = {
-        "target": dataset.info.target,
-        "target_fingerprint": teacher.fingerprint,
-        "sampling": dataset.info.sampling,
-        "answer_tokens": int(dataset.answer[_tokens_of(dataset, "train")].sum()),
-        "coverage": {split: round(coverage(dataset, head.draft_ids, split), 4) for split in SPLITS},
-        "options": asdict(options),
-        "all": summary(overall(tallies)),
-        "categories": {name: summary(tally) for name, tally in tallies.items()},
-    }
-    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return tallies
-
-
-def _measure(
-    head: Head, teacher: Teacher, dataset: Dataset, conversations: NDArray[np.int64], options: TrainOptions
-) -> dict[str, Tally]:
-    sizes = {"steps": options.steps, "max_len": options.max_len, "batch_tokens": options.batch_tokens}
-    return evaluate(head, teacher, dataset, conversations, **sizes)
+    def finish(self) -> dict[str, Tally]:
+        """Export, then measure on everything held out."""
+        dataset, head = self.dataset, self.head
+        checkpoint.write(self.out, head.config, head.tensors())
+        self.display.say(f"Head written to {self.out}")
+        held = dataset.split("heldout")
+        tallies = self._measure(held) if len(held) else {}
+        result = {
+            "target": dataset.info.target,
+            "target_fingerprint": self.teacher.fingerprint,
+            "sampling": dataset.info.sampling,
+            "answer_tokens": int(count_answers(dataset, "train").sum()),
+            "coverage": {split: round(coverage(dataset, head.draft_ids, split), 4) for split in SPLITS},
+            "options": asdict(self.options),
+            "all": summary(overall(tallies)) if tallies else {},
+            "categories": {name: summary(tally) for name, tally in tallies.items()},
+        }
+        (self.out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        return tallies
 
 
 def _new_head(dataset: Dataset, teacher: Teacher, head_options: HeadOptions, options: TrainOptions) -> Head:
@@ -180,19 +193,6 @@ def _new_head(dataset: Dataset, teacher: Teacher, head_options: HeadOptions, opt
     lesson = make_lesson(dataset, some, options.max_len, teacher.device)
     positions = options.max_len + MULTIPLE + options.steps
     return new_head(config, teacher, draft_ids, lesson, head_options, seed=options.train_seed, positions=positions)
-
-
-def _describe(display: Display, dataset: Dataset, head: Head, options: TrainOptions) -> None:
-    parameters = sum(weight.numel() for weight in head.weights.values())
-    display.say(
-        f"{len(dataset.split('train'))} conversations to train on, {len(dataset.split('heldout'))} held out; "
-        f"{int(dataset.answer[_tokens_of(dataset, 'train')].sum()):,} answer tokens"
-    )
-    display.say(
-        f"Head of {parameters / 1e6:.1f}M parameters, {len(head.draft_ids)} draft ids that cover "
-        f"{100 * coverage(dataset, head.draft_ids, 'train'):.1f} % of the training answers and "
-        f"{100 * coverage(dataset, head.draft_ids, 'heldout'):.1f} % of those held out; {options.device}"
-    )
 
 
 def _device(options: TrainOptions) -> torch.device:
@@ -221,8 +221,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OverdriveError(f"cannot make the folder {folder}: {error.strerror}") from None
-
-
-def _tokens_of(dataset: Dataset, split: Split) -> NDArray[np.bool_]:
-    """Which tokens of the dataset are that split's, [T]."""
-    return np.repeat(dataset.heldout == (split == "heldout"), dataset.lengths)

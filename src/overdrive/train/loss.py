@@ -23,8 +23,8 @@ Kernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def soft_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, scale: Tensor, kernel: Kernel) -> Tensor:
     """sum over n of scale[n] * cross-entropy(target[n], softmax(weight @ hidden[n])), a scalar, float32 or better.
 
-    hidden: [N, H]. weight: [V, H], kept in its own dtype and used in hidden's. target: [N, V], rows sum to 1.
-    scale: [N]. Differentiable in hidden and weight.
+    hidden: [N, H]. weight: [V, H], kept in its own dtype and used in hidden's. target: [N, V] in hidden's dtype, rows
+    sum to 1. scale: [N]. Differentiable in hidden and weight.
     """
     return _SoftCrossEntropy.apply(hidden, weight, target, scale, kernel)
 
@@ -47,7 +47,6 @@ class _SoftCrossEntropy(torch.autograd.Function):
             part = slice(start, start + ROWS)
             lost, d_scores = kernel(scores(hidden[part], used), target[part], scale[part])
             loss += lost
-            d_scores = d_scores.to(hidden.dtype)
             torch.mm(d_scores, used, out=d_hidden[part])
             d_weight += d_scores.T @ hidden[part]
         ctx.save_for_backward(d_hidden, d_weight)
@@ -61,7 +60,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def slice_loss(logits: Tensor, target: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss of some rows and its gradient by their logits [n, V]."""
+    """Loss of some rows, and its gradient by their logits [n, V] in the target's dtype."""
     log_shares = logits.log_softmax(-1)
     lost = (torch.linalg.vecdot(target.to(logits.dtype), log_shares) * scale).sum().neg()
-    return lost, (log_shares.exp_() - target) * scale[:, None]
+    return lost, log_shares.exp_().sub_(target).mul_(scale[:, None]).to(target.dtype)

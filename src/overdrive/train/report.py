@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,18 @@ class History:
         line = where | {"epoch": position.epoch, "seconds": round(position.seconds, 1)} | values
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+class Pace:
+    """Tokens trained on per second since the last look."""
+
+    def __init__(self, position: Position) -> None:
+        self._position, self._tokens, self._clock = position, position.tokens, time.monotonic()
+
+    def tokens_per_second(self) -> float:
+        tokens, seconds = self._position.tokens - self._tokens, time.monotonic() - self._clock
+        self._tokens, self._clock = self._position.tokens, time.monotonic()
+        return tokens / max(seconds, 1e-9)
 
 
 class Display:

@@ -70,7 +70,7 @@ class Trainer:
         self.position = Position()
 
     def share_done(self) -> float:
-        """How much of the run is over, 0 to 1: of the tokens or of the time, whichever is scarcer."""
+        """How much of the run is over, 0 to 1: of the tokens or of the time, whichever runs out first."""
         options, position = self._options, self.position
         epochs = options.epochs or (0.0 if options.minutes else EPOCHS)
         by_tokens = position.tokens / (epochs * int(self._lengths.sum())) if epochs else 0.0
