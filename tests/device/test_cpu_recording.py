@@ -43,7 +43,7 @@ class Layer:
         self.passes = 0
 
     def shape(self, batch: Batch) -> int:
-        return self.attention.prepare(batch, HEADS, KV_HEADS).parts
+        return self.attention.divide(batch, HEADS, KV_HEADS)[2]
 
     def forward(self, batch: Batch) -> Tensor:
         self.passes += 1

@@ -5,7 +5,8 @@ The result of a token is bit-equal whatever its query tile, its batch mates, the
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -64,9 +65,30 @@ class PagedAttention:
         """
         return self.prepare(batch, q.shape[1], k_pages.shape[1])(q, k_pages, v_pages, scale, window)
 
+    def divide(self, batch: Batch, heads: int, kv_heads: int) -> tuple[int, int, int]:
+        """Tokens that rows cover, query tiles, and `PreparedAttention.parts`. Asked for every pass: plain numbers."""
+        offsets, tile = batch.offsets.numpy().tolist(), _tile(heads, kv_heads)
+        tiles = [-(-(end - begin) // tile) for begin, end in pairwise(offsets)]
+        count, few = sum(tiles), TASKS_PER_THREAD * self._team.threads
+        if not 0 < count * kv_heads < few:
+            return offsets[-1], count, 0
+        starts, positions = batch.starts.numpy().tolist(), batch.positions.numpy()
+        # Blocks of each row, from its first visible position up to its last token.
+        blocks = [
+            int(positions[end - 1]) // BLOCK + 1 - start // BLOCK if n else 0
+            for n, end, start in zip(tiles, offsets[1:], starts, strict=True)
+        ]
+        parts = sum(n * more for n, more in zip(tiles, blocks, strict=True)) * kv_heads
+        return offsets[-1], count, 1 << (parts - 1).bit_length() if max(blocks) > 1 else 0
+
     def prepare(self, batch: Batch, heads: int, kv_heads: int) -> PreparedAttention:
         """Everything about a batch that does not change from layer to layer."""
         return PreparedAttention(self, batch, heads, kv_heads)
+
+
+def _tile(heads: int, kv_heads: int) -> int:
+    """Tokens of a query tile."""
+    return max(1, QUERIES // (heads // kv_heads))
 
 
 class PreparedAttention:
@@ -79,15 +101,12 @@ class PreparedAttention:
         self._owner = attention
         self._batch = batch
         self._kv_heads, self._group = kv_heads, heads // kv_heads
-        self._tile = max(1, QUERIES // self._group)
+        self._tile = _tile(heads, kv_heads)
         capacity = -(-self._tile * self._group // TALL) * TALL
         self._layout = Layout(attention._dims, capacity)
-        offsets = batch.offsets.numpy()
-        self._covered = int(offsets[-1])
-        self._tiles = -(-np.diff(offsets) // self._tile)  # of each row
-        self.parts = self._count_parts()
+        self._covered, tiles, self.parts = attention.divide(batch, heads, kv_heads)
         # A task that takes all heads in turn can ask for each block's keys while it works on the one before.
-        many = int(self._tiles.sum()) >= TASKS_PER_THREAD // 2 * attention._team.threads
+        many = tiles >= TASKS_PER_THREAD // 2 * attention._team.threads
         self._heads = kv_heads if many else 1
 
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, scale: float, window: int = 0) -> Tensor:
@@ -129,15 +148,3 @@ class PreparedAttention:
         if parts:
             self._owner._fold(*arguments, scale)
         return out
-
-    def _count_parts(self) -> int:
-        """How many blocks there are at most, where there are too few tasks otherwise."""
-        positions, ends = self._batch.positions.numpy(), self._batch.offsets.numpy()[1:]
-        full = self._tiles > 0
-        tasks = int(self._tiles.sum()) * self._kv_heads
-        if not tasks or tasks >= TASKS_PER_THREAD * self._owner._team.threads:
-            return 0
-        first = self._batch.starts.numpy()[full] // BLOCK
-        blocks = positions[ends[full] - 1] // BLOCK + 1 - first  # of each row, up to its last token
-        parts = int((self._tiles[full] * blocks).sum()) * self._kv_heads
-        return 1 << (parts - 1).bit_length() if blocks.max() > 1 else 0

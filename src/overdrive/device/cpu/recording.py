@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -28,10 +28,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from overdrive.device.batch import Batch
-from overdrive.device.cpu.team import Team
+from overdrive.device.cpu.copies import WORDS, copy_blocks
+from overdrive.device.cpu.team import Call, Team
 
 RECORDED_TOKENS = 64  # batches up to this size; in larger ones Python does not count
 PROGRAMS = 128  # shapes remembered
+FIXED, INPUTS = 8, 4  # fields of a batch; inputs beside it, at most
+BLOCKS = FIXED + INPUTS
 
 
 _VIEWS = (Tensor.view, Tensor.split, Tensor.split_with_sizes, Tensor.chunk, Tensor.narrow)
@@ -75,30 +78,68 @@ class Arena:
 
 
 class StaticBatch:
-    """Memory that stays, into which batches are copied."""
+    """Memory that stays, into which batches and the inputs beside them are copied, by one native call."""
 
-    def __init__(self, tokens: int, rows: int, pages: int) -> None:
+    def __init__(self, team: Team, tokens: int, rows: int, pages: int) -> None:
         self.pages = pages
-        self.rows = rows
+        self._capacity = tokens
+        self._inputs: dict[tuple[int, int], Tensor] = {}  # (which, width) -> memory that stays
+        self._call = Call(team, copy_blocks(), "q" * (1 + WORDS * BLOCKS))
         self._ids, self._positions, self._rows, self._writes = torch.zeros((4, tokens), dtype=torch.int64)
         self._offsets = torch.zeros(rows + 1, dtype=torch.int64)
         self._table = torch.zeros((rows, pages), dtype=torch.int32)
         self._starts = torch.zeros(rows, dtype=torch.int64)
         self._wanted = torch.zeros(tokens, dtype=torch.int64)
 
-    def fill(self, batch: Batch) -> Batch:
-        """The same batch in this memory."""
+    def fill(self, batch: Batch, inputs: Sequence[Tensor] = ()) -> None:
+        """Copy them here. inputs: at most INPUTS, [n, width] float32 with rows of any stride."""
+        rows, starts, wanted = batch.rows.contiguous(), batch.starts.contiguous(), batch.wanted.contiguous()
+        ids, positions, writes = batch.ids.contiguous(), batch.positions.contiguous(), batch.writes.contiguous()
+        offsets, table = batch.offsets.contiguous(), batch.page_table
+        table = table if table.stride(1) == 1 else table.contiguous()
+        tokens = 8 * len(ids)
+        words = [
+            *(ids.data_ptr(), 0, self._ids.data_ptr(), 0, 1, tokens),
+            *(positions.data_ptr(), 0, self._positions.data_ptr(), 0, 1, tokens),
+            *(rows.data_ptr(), 0, self._rows.data_ptr(), 0, 1, tokens),
+            *(writes.data_ptr(), 0, self._writes.data_ptr(), 0, 1, tokens),
+            *(offsets.data_ptr(), 0, self._offsets.data_ptr(), 0, 1, 8 * len(offsets)),
+            *(starts.data_ptr(), 0, self._starts.data_ptr(), 0, 1, 8 * len(starts)),
+            *(wanted.data_ptr(), 0, self._wanted.data_ptr(), 0, 1, 8 * len(wanted)),
+            *(table.data_ptr(), 4 * table.stride(0), self._table.data_ptr(), 4 * self.pages, *_size(table)),
+        ]
+        kept = [x if x.stride(1) == 1 else x.contiguous() for x in inputs]
+        for which, x in enumerate(kept):
+            place = self._input(which, x.shape[1])
+            words += (x.data_ptr(), 4 * x.stride(0), place.data_ptr(), 4 * x.shape[1], *_size(x))
+        count = FIXED + len(kept)
+        self._call.alone(count, *words, *[0] * (WORDS * (BLOCKS - count)))
+
+    def views(self, batch: Batch, inputs: Sequence[Tensor]) -> tuple[Batch, list[Tensor]]:
+        """What `fill` has copied, in this memory."""
         tokens, (rows, pages) = len(batch.ids), batch.page_table.shape
-        return Batch(
-            ids=self._ids[:tokens].copy_(batch.ids),
-            positions=self._positions[:tokens].copy_(batch.positions),
-            rows=self._rows[:tokens].copy_(batch.rows),
-            offsets=self._offsets[: rows + 1].copy_(batch.offsets),
-            page_table=self._table[:rows, :pages].copy_(batch.page_table),
-            writes=self._writes[:tokens].copy_(batch.writes),
-            starts=self._starts[:rows].copy_(batch.starts),
-            wanted=self._wanted[: len(batch.wanted)].copy_(batch.wanted),
+        static = Batch(
+            ids=self._ids[:tokens],
+            positions=self._positions[:tokens],
+            rows=self._rows[:tokens],
+            offsets=self._offsets[: rows + 1],
+            page_table=self._table[:rows, :pages],
+            writes=self._writes[:tokens],
+            starts=self._starts[:rows],
+            wanted=self._wanted[: len(batch.wanted)],
         )
+        return static, [self._input(which, x.shape[1])[: len(x)] for which, x in enumerate(inputs)]
+
+    def _input(self, which: int, width: int) -> Tensor:
+        place = self._inputs.get((which, width))
+        if place is None:
+            place = self._inputs[which, width] = torch.zeros((self._capacity, width))
+        return place
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    """Rows, and bytes of one, of a matrix of 4-byte elements."""
+    return x.shape[0], 4 * x.shape[1]
 
 
 class Recording(Generic[Result]):
@@ -171,8 +212,7 @@ class RecordedPass(Generic[Result]):
         self._shape = shape
         self._team = team
         self._arena = Arena()
-        self._static = StaticBatch(RECORDED_TOKENS, RECORDED_TOKENS, 64)
-        self._inputs: dict[tuple[int, int], Tensor] = {}  # (which, width) -> memory that stays
+        self._static = StaticBatch(team, RECORDED_TOKENS, RECORDED_TOKENS, 64)
         self._recordings: OrderedDict[Hashable, Recording[Result]] = OrderedDict()
         self._recordable = True
         self._watched = False
@@ -184,21 +224,12 @@ class RecordedPass(Generic[Result]):
             return self._pass(batch, *inputs)
         if batch.page_table.shape[1] > self._static.pages:
             self._widen(batch.page_table.shape[1])
+        self._static.fill(batch, inputs)
         key = tokens, rows, len(batch.wanted), tuple(x.shape for x in inputs), self._shape(batch)
-        static = self._static.fill(batch)
-        copies = [self._keep(which, x) for which, x in enumerate(inputs)]
         if key in self._recordings:
             self._recordings.move_to_end(key)
             return self._recordings[key].run()
-        return self._record(key, static, copies)
-
-    def _keep(self, which: int, x: Tensor) -> Tensor:
-        """The input in memory that stays."""
-        rows, width = x.shape
-        place = self._inputs.get((which, width))
-        if place is None:
-            place = self._inputs[which, width] = torch.zeros((RECORDED_TOKENS, width))
-        return place[:rows].copy_(x)
+        return self._record(key, *self._static.views(batch, inputs))
 
     def _record(self, key: Hashable, static: Batch, inputs: list[Tensor]) -> Result:
         recording: Recording[Result] = Recording(self._team, self._arena)
@@ -217,4 +248,4 @@ class RecordedPass(Generic[Result]):
     def _widen(self, pages: int) -> None:
         """Rows have grown beyond the static page table; recordings name the old one."""
         self._recordings.clear()
-        self._static = StaticBatch(RECORDED_TOKENS, RECORDED_TOKENS, 2 * pages)
+        self._static = StaticBatch(self._team, RECORDED_TOKENS, RECORDED_TOKENS, 2 * pages)
