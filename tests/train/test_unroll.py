@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from overdrive.model.rope import frequencies
+from overdrive.train.batches import make_lesson
 from overdrive.train.head import Head
+from overdrive.train.objective import leading_right
+from overdrive.train.options import TrainOptions, resolve
+from overdrive.train.trainer import Trainer
+from overdrive.train.vocabulary import choose_draft_ids
+from tests.draft.reference import Reference
 
-from .tiny import tiny_head, tiny_teacher
+from .tiny import CPU, tiny_head, tiny_teacher, write_answers
 
 STEPS = 7
 OPTIONS = [
@@ -131,3 +139,29 @@ def test_a_head_that_starts_from_the_tapped_layer_computes_that_layer():
             assert F.cosine_similarity(outputs, expected, dim=-1).min() > 0.9
         else:
             torch.testing.assert_close(outputs, expected, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_the_lead_at_each_index_is_what_a_drafter_gets_right_there(tmp_path):
+    """The drafters' own reference, which knows nothing of unrolling, drafts freely from every index."""
+    teacher = tiny_teacher()
+    dataset = write_answers(tmp_path, teacher, 12)
+    options = resolve(TrainOptions(epochs=8, steps=5, hard=4.0, learning_rate=1e-2, batch_tokens=256, max_len=64))
+    head = tiny_head(teacher, choose_draft_ids(dataset, 40))
+    with torch.enable_grad():
+        list(Trainer(teacher, head, dataset, options).steps())
+    lesson = make_lesson(dataset, np.arange(12), 64, CPU)
+    leads = leading_right(head, teacher, lesson, STEPS)
+    drafter = Reference(head.config, head.tensors(), teacher.embedding)
+    found: Counter[int] = Counter()
+    for row, conversation in enumerate(lesson.conversations):
+        ids, answer = dataset.conversation(conversation)
+        taps, _ = teacher.features(torch.tensor(ids[None].astype(np.int64)), head.config.taps)
+        for t in range(int(answer.argmax()) - 1, len(ids) - 1):
+            written, rest = drafter.draft(taps[0, : t + 1], ids[: t + 2].tolist(), STEPS).ids, ids[t + 2 :].tolist()
+            lead = 0
+            while lead < min(len(rest), STEPS) and written[lead] == rest[lead]:
+                lead += 1
+            assert leads[row, t] == lead
+            found[lead] += 1
+    assert len(found) > 4  # from nothing right to all of it
