@@ -105,15 +105,26 @@ def test_the_rate_rises_to_its_peak_and_falls_to_its_rest():
     assert rates[0] < 0.02 * max(rates) and rates[-1] < 0.03 * max(rates)
 
 
+def losses(dataset: Dataset, dtype: torch.dtype, device: str = "cpu", compiled: bool = False) -> list[float]:
+    model = tiny_teacher(dtype, device=torch.device(device))
+    run = Trainer(model, tiny_head(model, chosen(dataset, 48)), dataset, replace(OPTIONS, compile=compiled))
+    found = [float(loss) for loss in run.steps()]
+    assert run.head.weights["fc.weight"].dtype == torch.promote_types(dtype, torch.float32)
+    return found
+
+
 def test_half_precision_learns_as_double_precision_does(dataset):
     """The arithmetic a GPU runs: bfloat16 for the target and the head's steps, float32 for weights and losses."""
-    found = {}
-    for dtype in (torch.float64, torch.bfloat16):
-        model = tiny_teacher(dtype)
-        run = Trainer(model, tiny_head(model, chosen(dataset, 48)), dataset, OPTIONS)
-        found[dtype] = [float(loss) for loss in run.steps()]
-        assert run.head.weights["fc.weight"].dtype == torch.promote_types(dtype, torch.float32)
-    exact, rough = found[torch.float64], found[torch.bfloat16]
-    assert len(exact) == len(rough)
-    for one, other in zip(exact, rough, strict=True):
-        assert other == pytest.approx(one, rel=0.03)
+    assert losses(dataset, torch.bfloat16) == pytest.approx(losses(dataset, torch.float64), rel=0.03)
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_learns_as_the_plain_one(dataset):
+    plain, compiled = (losses(dataset, torch.float32, compiled=compiled) for compiled in (False, True))
+    assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_learns_as_the_cpu_does(dataset, compiled):
+    assert losses(dataset, torch.bfloat16, "cuda", compiled) == pytest.approx(losses(dataset, torch.float64), rel=0.03)

@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
 VOCAB = 64
 
 
-def tiny_teacher(dtype: torch.dtype = torch.float64, seed: int = 0, **changes) -> Teacher:
+def tiny_teacher(dtype: torch.dtype = torch.float64, seed: int = 0, device: torch.device = CPU, **changes) -> Teacher:
     config: ModelConfig = tiny_config(VOCAB, **changes)
-    return Teacher(config, RandomCheckpoint(config, seed), CPU, dtype, lambda label, done, total: None)
+    return Teacher(config, RandomCheckpoint(config, seed), device, dtype, lambda label, done, total: None)
 
 
 def write_answers(folder: Path, teacher: Teacher, count: int, seed: int = 0, heldout_every: int = 4) -> Dataset:
@@ -52,8 +52,8 @@ def tiny_head(teacher: Teacher, draft_ids: torch.Tensor, seed: int = 0, scale: f
     options = HeadOptions(draft_vocab=len(draft_ids), **changes)
     config: HeadConfig = head_config(teacher.config, options)
     ids = torch.randint(0, VOCAB, (2, 64), generator=torch.Generator().manual_seed(seed))
-    lesson = Lesson(ids, torch.arange(128), 128, np.arange(2))
-    head = new_head(config, teacher, draft_ids, lesson, options, seed=seed, positions=128)
+    lesson = Lesson(ids.to(teacher.device), torch.arange(128, device=teacher.device), 128, np.arange(2))
+    head = new_head(config, teacher, draft_ids.to(teacher.device), lesson, options, seed=seed, positions=128)
     with torch.no_grad():
         for name, weight in head.weights.items():
             if weight.ndim == 2 and name != "lm_head.weight":
