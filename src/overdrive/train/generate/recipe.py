@@ -83,7 +83,9 @@ class Budget:
     """
 
     minutes: float = 0.0
+    """Ask for no more answers after this time; 0 for no limit."""
     tokens: int = 0
+    """Ask for no more after this many answer tokens; 0 for no limit."""
 
     def spent(self, seconds: float, tokens: int) -> bool:
         """Whether either limit is reached."""
