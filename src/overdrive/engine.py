@@ -224,6 +224,7 @@ def open_runner(
         device.sampler(model.config.vocab, model.dtype),
         make_drafter(options.draft, state.history, state.lengths),
         stream,
+        device.steps,
     )
 
 

@@ -15,9 +15,11 @@ from overdrive.device.batch import Batch
 from overdrive.device.cpu.attention import PagedAttention
 from overdrive.device.cpu.recording import RecordedPass
 from overdrive.device.cpu.sampling import CpuSampler
+from overdrive.device.cpu.steps import CpuSteps
 from overdrive.device.cpu.team import Team
 from overdrive.device.runner import Forward
 from overdrive.device.sampling import Sampler, sample
+from overdrive.device.steps import Steps
 from overdrive.device.stream import InlineStream, Stream, ThreadStream
 from overdrive.machine import usable_cores
 from overdrive.model.transformer import Transformer
@@ -54,6 +56,11 @@ class CpuDevice:
     def threads(self) -> int:
         """Threads that run arithmetic."""
         return self.team.threads
+
+    @property
+    def steps(self) -> Steps:
+        """The bookkeeping around the model."""
+        return CpuSteps()
 
     def open_stream(self) -> Stream:
         """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise."""

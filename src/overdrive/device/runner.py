@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overdrive.device.batch import Batch, flatten
+from overdrive.device.batch import Batch
 from overdrive.device.logprobs import Logprobs, logprobs
 from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
+from overdrive.device.steps import Steps, TorchSteps
 from overdrive.device.stream import Event, Stream
-from overdrive.device.verify import Verified, verify
+from overdrive.device.verify import Verified
 from overdrive.draft.base import Drafter, Drafts, Fed
 from overdrive.model.transformer import Scored
 from overdrive.types import Outcome, Row, Step, TopLogprobs
@@ -70,6 +71,7 @@ class Runner:
         sampler: Sampler,
         drafter: Drafter,
         stream: Stream,
+        steps: Steps = TorchSteps(),
     ) -> None:
         """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score."""
         self._target = forward
@@ -79,6 +81,7 @@ class Runner:
         self._sampler = sampler
         self._drafter = drafter
         self._stream = stream
+        self._steps = steps
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -139,7 +142,7 @@ class Runner:
     def _forward(self, launched: LaunchedStep) -> None:
         tokens, counts, _ = launched.drafts
         upper_len = max(row.upper_len for row in launched.step.rows)
-        launched.batch, launched.layout = flatten(
+        launched.batch, launched.layout = self._steps.flatten(
             self._state, launched.slots, launched.known, launched.emits, tokens, counts, upper_len
         )
         launched.hidden = self._target(launched.batch)
@@ -147,10 +150,11 @@ class Runner:
     def _accept(self, launched: LaunchedStep) -> None:
         tokens, counts, sources = launched.drafts
         logits = launched.hidden.logits
-        done = verify(logits, launched.layout, tokens, counts, self._sampling, sampler=self._sampler)
+        drawn = self._sampler(logits, launched.layout, tokens, self._sampling)
+        done = self._steps.agree(drawn, launched.layout, tokens, counts)
         launched.verified = done
         scores = self._prompt_scores(launched)
-        self._state.advance(launched.slots, launched.known, done.tokens, done.counts)
+        self._steps.advance(self._state, launched.slots, launched.known, done.tokens, done.counts)
         self._sampling.absorb(launched.slots, done.tokens, done.counts)
         launched.outcome = Outcome(
             tokens=done.tokens.cpu().numpy(),

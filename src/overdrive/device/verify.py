@@ -1,4 +1,4 @@
-"""Verification of drafted chains: one pure function over tensors.
+"""Verification of drafted chains: pure functions over tensors.
 
 The target draws its own token at every position of a row; where draft and draw agree the draft is accepted, and the
 first draw behind the accepted drafts is the row's newest token. Noise is keyed by position and token (noise.py), so the
@@ -28,22 +28,13 @@ class Verified:
     counts: Tensor
 
 
-def verify(
-    logits: Tensor,
-    layout: Layout,
-    drafts: Tensor,
-    n_drafts: Tensor,
-    state: SamplingState,
-    masks: Masks | None = None,
-    sampler: Sampler = sample,
-) -> Verified:
-    """Draw at every logit row and accept the longest run of drafts that the draws confirm.
+def agree(drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor) -> Verified:
+    """Accept the longest run of drafts that the draws confirm.
 
-    logits: [N, V], any order of rows. layout: what each is for. drafts: [R, K] int64, of which the first `n_drafts[r]`
-    count and the rest are never accepted, whatever they hold. Rows of the step without logits get count 0; a row with
-    logits has them for depths 0 .. at least `n_drafts[r]`.
+    drawn: [N] int64, what was drawn at every logit row. layout: what each is for, in any order. drafts: [R, K] int64,
+    of which the first `n_drafts[r]` count and the rest are never accepted, whatever they hold. Rows of the step without
+    draws get count 0; a row with draws has them for depths 0 .. at least `n_drafts[r]`.
     """
-    drawn = sampler(logits, layout, drafts, state, masks)  # [N]
     rows, width = drafts.shape
     tokens = drafts.new_full((rows, width + 1), -1)
     tokens[layout.rows, layout.depths] = drawn
@@ -53,3 +44,16 @@ def verify(
     counts = torch.where(tokens[:, 0] >= 0, accepted + 1, 0)
     new = torch.arange(width + 1, device=drafts.device) < counts.unsqueeze(1)
     return Verified(tokens.masked_fill(~new, 0), counts)
+
+
+def verify(
+    logits: Tensor,
+    layout: Layout,
+    drafts: Tensor,
+    n_drafts: Tensor,
+    state: SamplingState,
+    masks: Masks | None = None,
+    sampler: Sampler = sample,
+) -> Verified:
+    """Draw at every logit row [N, V] and let the drafts `agree`."""
+    return agree(sampler(logits, layout, drafts, state, masks), layout, drafts, n_drafts)
