@@ -68,7 +68,7 @@ class KnowingDrafter(ScriptedDrafter):
         self._by_slot: dict[int, Ids] = {}
         super().__init__(self._by_slot, state.lengths, VOCAB, errors)
 
-    def admit(self, slot: int, tokens: Sequence[int]) -> None:
+    def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
         own = tuple(tokens)
         self._by_slot[slot] = next((text for text in self._known if text[: len(own)] == own), own)
 
