@@ -1,0 +1,53 @@
+"""What a drafter is given to work with, and what it says before it has any state: how much memory it will want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from overdrive.device.sampling import Sampler, SamplingState
+from overdrive.device.state import SlotState
+from overdrive.draft.base import Drafter
+
+if TYPE_CHECKING:  # a device runs drafters: it imports this room first
+    from overdrive.device.build import CpuDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One engine's device side, as far as drafters use it. Slots, lengths and pages are read on the stream."""
+
+    device: CpuDevice
+    state: SlotState
+    sampling: SamplingState
+    sampler: Sampler
+    n_pages: int
+
+    @property
+    def slots(self) -> int:
+        return len(self.state.lengths)
+
+
+class Choice(Protocol):
+    """A drafter that is chosen and loaded but has no state yet, so that memory can be shared out first.
+
+    name: as `DraftOptions.draft` would say it. model: where its weights came from, empty without weights.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    def page_bytes(self, page_size: int) -> int:
+        """Memory beside every page of the target's KV."""
+        ...
+
+    def slot_bytes(self) -> int:
+        """Memory for every slot."""
+        ...
+
+    def open(self, room: Room) -> Drafter:
+        """The drafter, with its state."""
+        ...

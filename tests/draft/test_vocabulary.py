@@ -1,0 +1,58 @@
+"""A drafter with other words is refused, both models named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from overdrive.config import ModelOptions
+from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.team import Team
+from overdrive.draft.small import load_small
+from overdrive.draft.vocabulary import Vocabulary, check_same_vocabulary
+from overdrive.errors import OverdriveError
+from overdrive.model.weights import load
+
+WHATEVER = ModelOptions(load_format="dummy", precision="float64")
+
+
+def dummy(folder: Path, vocab: int) -> Path:
+    """A config whose weights are random and which has no tokenizer."""
+    fields = {"vocab_size": vocab, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+    path = folder / f"{vocab}" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **fields, **heads}))
+    return path
+
+
+def test_a_small_model_with_other_ids_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    device = CpuDevice(Team(1), 0, torch.device("cpu"))
+    target = load(str(dummy(tmp_path, 40)), WHATEVER, device.torch_device, lambda *_: None, device.team)
+    with pytest.raises(
+        OverdriveError, match=rf"^the drafter {tmp_path}/41 has 41 token ids and the model {tmp_path}/40"
+    ):
+        load_small(str(dummy(tmp_path, 41)), target, WHATEVER, device, lambda *_: None)
+    choice = load_small(str(tmp_path / "40" / "config.json"), target, WHATEVER, device, lambda *_: None)
+    assert (choice.name, choice.model) == ("small", f"{tmp_path}/40")
+
+
+TARGET = Vocabulary("big", 4, [b"a", b"b", b"\xff"])
+
+
+def test_sizes_must_agree() -> None:
+    with pytest.raises(OverdriveError, match=r"^the drafter tiny has 5 token ids and the model big has 4: "):
+        check_same_vocabulary(TARGET, Vocabulary("tiny", 5, []))
+
+
+def test_words_must_agree() -> None:
+    with pytest.raises(OverdriveError, match=r"^token 1 is '\\\\xc3' to the drafter tiny and 'b' to the model big: "):
+        check_same_vocabulary(TARGET, Vocabulary("tiny", 4, [b"a", b"\xc3", b"\xff"]))
+
+
+@pytest.mark.parametrize("pieces", [[], [b"a", b"b", b"\xff"], [b"a", b"b", b"\xff", b"<pad>"]])
+def test_unknown_words_and_padding_are_no_fault(pieces: list[bytes]) -> None:
+    check_same_vocabulary(TARGET, Vocabulary("tiny", 4, pieces))
