@@ -18,7 +18,7 @@ from overdrive.device.runner import Runner
 from overdrive.device.sampling import SamplingState
 from overdrive.device.state import SlotState
 from overdrive.device.stream import Stream
-from overdrive.draft import make_drafter
+from overdrive.draft import Choice, Room, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.loop import Loop
 from overdrive.machine import available_bytes
@@ -166,15 +166,16 @@ def build(
     progress("tokenizer", 0, 1)
     tokenizer, _ = open_text(loaded.source, options.model)
     progress("tokenizer", 1, 1)
-    n_pages = count_pages(loaded, options)
+    choice = choose(options, loaded, device, progress)
+    n_pages = count_pages(loaded, options, choice)
     pool = PagePool(n_pages)
     limits = _limits(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
     stream = device.open_stream()
     progress("kernels", 0, 1)
-    runner = open_runner(loaded.transformer, limits, n_pages, options, device, stream, precompiler)
-    drafts = 0 if options.draft.draft == "none" else options.draft.drafts
+    runner = open_runner(loaded.transformer, limits, n_pages, choice, device, stream, precompiler)
+    drafts = 0 if choice.name == "none" else options.draft.drafts
     meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
     loop = Loop(scheduler, controller or FixedDrafts(drafts), runner, committer, device.lookahead)
@@ -191,6 +192,7 @@ def build(
         max_rows=limits.max_rows,
         max_queue=limits.max_queue,
         drafter="+".join(runner.sources),
+        draft_model=choice.model,
         drafts=drafts,
         sources=runner.sources,
         precision=options.model.precision,
@@ -206,26 +208,20 @@ def open_runner(
     model: Transformer,
     limits: Limits,
     n_pages: int,
-    options: EngineOptions,
+    choice: Choice,
     device: CpuDevice,
     stream: Stream,
     precompiler: Precompiler,
 ) -> Runner:
     """The device's side: slots, pages, sampler and drafter around a model."""
-    slots = limits.max_rows
-    forward = device.forward(model, PagedKV.allocate(model.config, n_pages, limits.page_size, model.dtype))
+    kv = PagedKV.allocate(model.config, n_pages, limits.page_size, model.dtype)
+    state = SlotState(limits.max_rows, limits.max_model_len, limits.page_size)
+    sampling = SamplingState(limits.max_rows, model.config.vocab, model.dtype)
+    sampler = device.sampler(model.config.vocab, model.dtype)
     precompiler.wait()  # only now: attention was compiled here meanwhile
-    state = SlotState(slots, limits.max_model_len, limits.page_size)
-    return Runner(
-        forward,
-        model.logits,
-        state,
-        SamplingState(slots, model.config.vocab, model.dtype),
-        device.sampler(model.config.vocab, model.dtype),
-        make_drafter(options.draft, state.history, state.lengths),
-        stream,
-        device.steps,
-    )
+    drafter = choice.open(Room(device, state, sampling, sampler, n_pages))
+    forward = device.forward(model, kv, drafter.taps)
+    return Runner(forward, model.logits, state, sampling, sampler, drafter, stream, device.steps)
 
 
 def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
@@ -240,15 +236,18 @@ def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
     )
 
 
-def count_pages(loaded: Loaded, options: EngineOptions) -> int:
+def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice) -> int:
     """Pages of the KV cache, the scratch page included: as asked, or a share of the memory that is left.
+
+    What the drafter keeps beside every page and for every slot is taken from the same memory.
 
     The share is never more than all rows at full length could fill. Raises OverdriveError when what was asked does not
     fit, or not even a page for each row.
     """
     size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.config
     page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * loaded.transformer.dtype.itemsize
-    free = available_bytes()
+    page_bytes += choice.page_bytes(size)
+    free = max(0, available_bytes() - rows * choice.slot_bytes())
     if asked := -(-options.memory.kv_tokens // size):
         if asked * page_bytes > free:
             raise OverdriveError(

@@ -22,6 +22,23 @@ class RandomDrafts:
         return Plan(self._rng.choice([0, 0, 1, 3, 5, 7]), Why(rule="random"))
 
 
+class StopAndGo:
+    """Long stretches without drafts, then some steps with, each with a K of its own: drafters must catch up."""
+
+    def __init__(self, rng: random.Random, longest: int = 24) -> None:
+        self._rng = rng
+        self._longest = longest
+        self._going = True
+        self._left = 0
+
+    def choose(self, view: LoadView) -> Plan:
+        if not self._left:
+            self._going = not self._going
+            self._left = self._rng.randint(1, 6 if self._going else self._longest)
+        self._left -= 1
+        return Plan(self._rng.choice([1, 2, 3, 7]) if self._going else 0, Why(rule="stop and go"))
+
+
 @dataclass
 class Bench:
     """A whole engine, whatever its model."""

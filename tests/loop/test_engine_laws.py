@@ -7,28 +7,20 @@ import random
 import pytest
 
 from overdrive.device.stream import InlineStream, ThreadStream
-from overdrive.draft import NgramDrafter, NoDrafter
 from overdrive.policy.controller import FixedDrafts
 from overdrive.request import Request
 from overdrive.types import SamplingParams
 from tests.drafters import RandomDrafter
 
-from .bench import Bench, RandomDrafts
+from .bench import Bench, RandomDrafts, StopAndGo
 from .lazy import LazyStream
+from .tiny_drafters import DRAFTERS, ngram
 from .tiny_engine import VOCAB, tiny_bench, tiny_oracle
 from .toy import ByteStops
 
 
-def ngram(state):
-    return NgramDrafter(state.history, state.lengths, shortest=1)
-
-
-def nobody(state):
-    return NoDrafter()
-
-
 def wild(rng: random.Random):
-    return lambda state: RandomDrafter(VOCAB, rng.randrange(1 << 30))
+    return lambda room: RandomDrafter(VOCAB, rng.randrange(1 << 30))
 
 
 def random_params(rng: random.Random, prompt_len: int) -> SamplingParams:
@@ -79,8 +71,8 @@ def test_text_does_not_depend_on_anything_the_engine_decides(block: int) -> None
         rng = random.Random(seed)
         b = tiny_bench(
             LazyStream(rng),
-            RandomDrafts(rng),
-            rng.choice([ngram, ngram, wild(rng), nobody]),
+            rng.choice([RandomDrafts, StopAndGo])(rng),
+            rng.choice([*DRAFTERS.values(), wild(rng)]),
             n_pages=rng.choice([22, 30, 120]),
             page_size=rng.choice([4, 4, 16]),
             chunk=rng.choice([2, 5, 16, 128]),
@@ -97,10 +89,10 @@ def test_text_does_not_depend_on_anything_the_engine_decides(block: int) -> None
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 3, 5, 7])
-@pytest.mark.parametrize("make_drafter", [ngram, nobody])
-def test_text_does_not_depend_on_k(drafts: int, make_drafter) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_text_does_not_depend_on_k(drafts: int, drafter: str) -> None:
     rng = random.Random(5)
-    b = tiny_bench(InlineStream(), FixedDrafts(drafts), make_drafter, lookahead=0)
+    b = tiny_bench(InlineStream(), FixedDrafts(drafts), DRAFTERS[drafter], lookahead=0)
     requests = random_requests(rng, 8)
     for request in requests:
         b.scheduler.submit(request)

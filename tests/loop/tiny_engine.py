@@ -10,16 +10,18 @@ import torch
 from overdrive.commit import Committer
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
+from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.team import Team
 from overdrive.device.runner import Runner
 from overdrive.device.sampling import Layout, SamplingState, sample
 from overdrive.device.state import SlotState
 from overdrive.device.stream import Stream
-from overdrive.draft.base import Drafter
+from overdrive.draft import Drafter, Room
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.model.dummy import tiny_transformer
-from overdrive.model.transformer import Scored, Transformer
+from overdrive.model.transformer import Transformer
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
 from overdrive.scheduler import Limits, Scheduler
@@ -37,6 +39,12 @@ def tiny() -> Transformer:
     return tiny_transformer(torch.float64, vocab=VOCAB)
 
 
+@lru_cache(maxsize=1)
+def device() -> CpuDevice:
+    """Passes in float64 run as they are written, those in float32 on the CPU's kernels."""
+    return CpuDevice(Team(1), 0, torch.device("cpu"))
+
+
 def tiny_bench(
     stream: Stream,
     controller: Controller,
@@ -49,9 +57,10 @@ def tiny_bench(
     max_step_tokens: int = 64,
     lookahead: int = 1,
     cached: bool = True,
+    model: Transformer | None = None,
 ) -> Bench:
-    """make_drafter: of a SlotState. Everything else is the engine's own."""
-    model = tiny()
+    """make_drafter: of a Room. model: `tiny()` by default. Everything else is the engine's own."""
+    model = model or tiny()
     pool = PagePool(n_pages)
     limits = Limits(
         max_rows=max_rows,
@@ -63,14 +72,11 @@ def tiny_bench(
     )
     scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if cached else None)
     state = SlotState(max_rows, MAX_MODEL_LEN, page_size)
-    kv = PagedKV.allocate(model.config, n_pages, page_size, torch.float64)
-    drafter: Drafter = make_drafter(state)
-    sampling = SamplingState(max_rows, VOCAB, torch.float64)
-
-    def forward(batch: Batch) -> Scored:
-        return model.score(batch, ReferenceAttention(kv, batch, model.config), drafter.taps)
-
-    runner = Runner(forward, model.logits, state, sampling, sample, drafter, stream)
+    kv = PagedKV.allocate(model.config, n_pages, page_size, model.dtype)
+    sampling, sampler = SamplingState(max_rows, VOCAB, model.dtype), device().sampler(VOCAB, model.dtype)
+    drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, n_pages))
+    forward = device().forward(model, kv, drafter.taps)
+    runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream)
     committer = Committer(scheduler, DraftCounts(drafter.sources, 16))
     return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, lookahead))
 

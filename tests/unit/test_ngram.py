@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overdrive.config import DraftOptions
-from overdrive.draft import NgramDrafter, NoDrafter, make_drafter
-from overdrive.draft.ngram import MAX_CANDIDATES, MAX_MATCH
+from overdrive.draft.ngram import MAX_CANDIDATES, MAX_MATCH, NgramDrafter
 
 MAX_LEN = 200
 
@@ -118,13 +115,3 @@ def test_a_slot_can_fill_to_the_last_position() -> None:
     device = Slots(1, 3)
     device.admit(0, [token % 17 for token in range(MAX_LEN)])
     assert device.propose([0], [3], 3) == [[(MAX_LEN + j) % 17 for j in range(3)]]
-
-
-@pytest.mark.parametrize(("name", "kind"), [("auto", NgramDrafter), ("ngram", NgramDrafter), ("none", NoDrafter)])
-def test_drafters_are_made_by_name(name: str, kind: type) -> None:
-    history, lengths = torch.zeros((1, 8), dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    drafter = make_drafter(DraftOptions(draft=name), history, lengths)
-    assert type(drafter) is kind
-    drafts = drafter.propose(torch.tensor([0]), torch.tensor([2]), 4)
-    assert drafts.tokens.tolist() == [[0] * 4]
-    assert drafts.counts.tolist() == [0]

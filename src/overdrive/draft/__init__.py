@@ -2,26 +2,130 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from overdrive.config import DraftOptions
+import torch
+
+from overdrive.config import DraftOptions, EngineOptions
+from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafter, Drafts
+from overdrive.draft.batches import known_tokens
+from overdrive.draft.composite import CompositeChoice
+from overdrive.draft.eagle3.choice import EagleChoice, least_window
+from overdrive.draft.eagle3.loading import load_head
+from overdrive.draft.eagle3.ring import TapRing
+from overdrive.draft.eagle3.shipped import find_head, fingerprint
+from overdrive.draft.marks import PageMarks
 from overdrive.draft.ngram import NgramDrafter
 from overdrive.draft.none import NoDrafter
+from overdrive.draft.room import Choice, Room
+from overdrive.draft.small import load_small
 from overdrive.errors import OverdriveError
+from overdrive.model import hub
+from overdrive.model.assemble import Progress
+from overdrive.model.forms import cpu_form
+from overdrive.model.weights import Loaded
 
-__all__ = ["Drafter", "Drafts", "NgramDrafter", "NoDrafter", "make_drafter"]
+if TYPE_CHECKING:  # a device runs drafters: it imports this room first
+    from overdrive.device.build import CpuDevice
+
+__all__ = ["Choice", "Drafter", "Drafts", "Room", "choose", "compile_drafters"]
 
 
-def make_drafter(options: DraftOptions, history: Tensor, lengths: Tensor) -> Drafter:
-    """The drafter that `options.draft` names.
+@dataclass(frozen=True, slots=True)
+class NoDrafts:
+    """Nobody drafts."""
 
-    history: [slots, max_len] int32, the tokens of each slot as the device knows them. lengths: [slots] int64, how many
-    of them stand. Both are read on the stream at every proposal and never copied.
-    Raises OverdriveError for drafters that are not built yet.
-    """
-    if options.draft == "none":
+    name = "none"
+    model = ""
+
+    def page_bytes(self, page_size: int) -> int:
+        return 0
+
+    def slot_bytes(self) -> int:
+        return 0
+
+    def open(self, room: Room) -> Drafter:
         return NoDrafter()
-    if options.draft not in ("auto", "ngram"):
-        raise OverdriveError(f"--draft {options.draft} is not built yet")
-    return NgramDrafter(history, lengths, shortest=options.ngram_min)
+
+
+@dataclass(frozen=True, slots=True)
+class Ngrams:
+    """Copies of the text's own runs of at least `shortest` tokens. Its index is small beside a slot's pages."""
+
+    shortest: int
+
+    name = "ngram"
+    model = ""
+
+    def page_bytes(self, page_size: int) -> int:
+        return 0
+
+    def slot_bytes(self) -> int:
+        return 0
+
+    def open(self, room: Room) -> NgramDrafter:
+        return NgramDrafter(room.state.history, room.state.lengths, self.shortest)
+
+
+def choose(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: Progress) -> Choice:
+    """The drafter that `options.draft` means for this model, its weights loaded.
+
+    auto: n-gram copies and the EAGLE-3 head that is given or ships for this model; copies alone where there is none.
+    Raises OverdriveError, one line, for a network that does not fit the model, and where one is wanted and there is
+    none.
+    """
+    draft = options.draft
+    if draft.draft == "none":
+        return NoDrafts()
+    copied, _, wanted = draft.draft.rpartition("+")
+    if wanted == "ngram":
+        return Ngrams(draft.ngram_min)
+    if wanted == "small":
+        network: Choice | None = _small(options, loaded, device, progress)
+    else:
+        network = _eagle(options, loaded, device, progress)
+    if network is None:
+        return Ngrams(draft.ngram_min)
+    return CompositeChoice(draft.ngram_min, network) if copied or wanted == "auto" else network
+
+
+def compile_drafters() -> None:
+    """Compile what drafters run natively, onto numba's disk cache: another process can do it ahead of the first use."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    state = SlotState(1, 1, 1)
+    NgramDrafter(state.history, state.lengths)
+    known_tokens(state, *(nothing.numpy() for _ in range(4)))
+    PageMarks(1, 1)
+    TapRing(1, 1, 1, 1, 1, torch.float32)
+
+
+def _small(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: Progress) -> Choice:
+    model = options.draft.draft_model
+    if not model:
+        raise OverdriveError(f"--draft {options.draft.draft} needs --draft-model, a model of the same vocabulary")
+    return load_small(model, loaded, options.model, device, progress)
+
+
+def _eagle(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: Progress) -> Choice | None:
+    """The head that is given or ships; None where neither is and "auto" leaves it open."""
+    target = loaded.transformer
+    draft = options.draft
+    folder = _head_folder(draft, progress) or find_head(loaded.config, fingerprint(target.final_norm))
+    if folder is None:
+        if draft.draft == "auto":
+            return None
+        raise OverdriveError(f"--draft {draft.draft} needs --draft-model: no head ships for this model")
+    head = load_head(folder, target, cpu_form(options.model.precision, device.team), progress)
+    return EagleChoice(head, folder, max(draft.draft_window, least_window(options.scheduler.chunk)), target.dtype)
+
+
+def _head_folder(draft: DraftOptions, progress: Progress) -> Path | None:
+    if not draft.draft_model:
+        return None
+    path = Path(draft.draft_model).expanduser()
+    if not path.exists() and hub.is_hub_id(draft.draft_model):
+        return hub.fetch(draft.draft_model, "", True, progress)
+    return path

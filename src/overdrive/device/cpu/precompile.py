@@ -52,16 +52,15 @@ def _mark() -> Path:
 
 
 def compile_all() -> None:
-    """Compile what the second process is for: the sampler and the usual drafter."""
+    """Compile what the second process is for: the sampler and the drafters."""
     import torch
 
-    from overdrive.config import DraftOptions
     from overdrive.device.cpu.sampling import CpuSampler
     from overdrive.device.cpu.team import Team
-    from overdrive.draft import make_drafter
+    from overdrive.draft import compile_drafters
 
     CpuSampler(1, torch.float32, Team(1))
-    make_drafter(DraftOptions(), torch.zeros((1, 1), dtype=torch.int32), torch.zeros(1, dtype=torch.int64))
+    compile_drafters()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from overdrive.device.batch import Batch
 from overdrive.draft.eagle3.config import HeadConfig
 from overdrive.model.ops import Ops
 from overdrive.model.rope import rope_tables
@@ -28,6 +29,13 @@ class HeadHidden(NamedTuple):
 
     feedback: Tensor
     normed: Tensor
+
+
+class HeadScored(NamedTuple):
+    """Of the N pairs that are wanted. feedback: [N, H], as in `HeadHidden`. logits: [N, Vd]."""
+
+    feedback: Tensor
+    logits: Tensor
 
 
 class HeadNorms(NamedTuple):
@@ -112,6 +120,12 @@ class EagleHead:
         q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         self._ops.rope(q, k, places, self._cos, self._sin)
         return layer.output(attention(index, q, k, v))
+
+    def score(self, batch: Batch, features: Tensor, attention: Attention) -> HeadScored:
+        """`forward` over the batch's pairs, whose positions are their places, and what follows the wanted ones."""
+        hidden = self.forward(features, batch.ids, batch.positions, attention)
+        wanted = HeadHidden(*(self._ops.embed(batch.wanted, part) for part in hidden))  # embed gathers rows
+        return HeadScored(wanted.feedback, self.logits(wanted.normed))
 
     def logits(self, normed: Tensor) -> Tensor:
         """Scores of every draft id: [N, H] -> [N, Vd] in float32, or float64 if the head is."""

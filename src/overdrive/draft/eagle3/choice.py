@@ -1,0 +1,69 @@
+"""An EAGLE-3 head with what it will need of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from overdrive.device.attention.reference import PagedKV
+from overdrive.device.batch import Batch
+from overdrive.draft.eagle3.drafter import EagleDrafter, HeadPasses
+from overdrive.draft.eagle3.network import EagleHead, HeadScored
+from overdrive.draft.eagle3.ring import TapRing
+from overdrive.draft.room import Room
+from overdrive.model.transformer import Attention
+
+
+def least_window(chunk: int) -> int:
+    """Positions to keep so that a prompt in chunks of so many tokens is read without gaps.
+
+    A chunk is read once it is kept, up to the pair before its last, which waits for the next chunk.
+    """
+    return chunk + 1
+
+
+@dataclass(frozen=True, slots=True)
+class EagleChoice:
+    """A loaded head. window: newest positions of a slot whose taps are kept."""
+
+    head: EagleHead
+    folder: Path
+    window: int
+    dtype: torch.dtype
+
+    name = "eagle3"
+
+    @property
+    def model(self) -> str:
+        return str(self.folder)
+
+    def page_bytes(self, page_size: int) -> int:
+        """The head's keys and values, and the taps of the page's last position."""
+        config = self.head.config
+        kv = 2 * config.layers * config.kv_heads * config.head_dim * page_size
+        return (kv + self._width) * self.dtype.itemsize
+
+    def slot_bytes(self) -> int:
+        """The ring of taps."""
+        return self.window * self._width * self.dtype.itemsize
+
+    def open(self, room: Room) -> EagleDrafter:
+        config, head, page_size = self.head.config, self.head, room.state.page_size
+        kv = PagedKV.allocate(config, room.n_pages, page_size, self.dtype)
+
+        def read(batch: Batch, attention: Attention, taps: Tensor) -> HeadScored:
+            return head.score(batch, head.fuse(taps), attention)
+
+        def feed(batch: Batch, attention: Attention, feedback: Tensor) -> HeadScored:
+            return head.score(batch, feedback, attention)
+
+        passes = HeadPasses(room.device.record(read, kv, config), room.device.record(feed, kv, config))
+        ring = TapRing(room.slots, self.window, room.n_pages, page_size, self._width, self.dtype)
+        return EagleDrafter(head, passes, ring, room.n_pages, room.state, room.sampling, room.sampler)
+
+    @property
+    def _width(self) -> int:
+        return len(self.head.config.taps) * self.head.config.target_hidden

@@ -1,0 +1,189 @@
+"""EAGLE-3 drafts in the engine: what the head has read of each slot, and how it catches up.
+
+    position             0      1      2    ...   n-2     n-1           n known tokens, the newest not fed yet
+    token               x0     x1     x2          x[n-2]  x[n-1]
+    pair (g[p], x[p+1])  0      1      2           n-2                  g[p]: the target's taps at position p, fused
+    its place            1      2      3           n-1                  RoPE position p; place 0 stays empty
+    predicts            x2     x3     x4           x[n]
+
+Pair n-2 predicts the first draft; the head's own output stands in for the target's features from there on. A place is
+the pair's place in the slot's pages (eagle3.md: a page's keys depend only on the tokens in the page's key that way).
+Pairs are read when drafts are wanted and not before: `absorb` only keeps taps. A slot that lags by more than the ring
+holds begins a fresh window, which costs acceptance for a while and never text.
+Source: Li et al. 2025, EAGLE-3; the catch-up is this project's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from overdrive.device.batch import Batch
+from overdrive.device.sampling import Layout, Sampler, SamplingState
+from overdrive.device.state import SlotState
+from overdrive.draft.base import Drafts, Fed
+from overdrive.draft.batches import Ints, known_tokens, one_each, passes
+from overdrive.draft.eagle3.network import EagleHead, HeadScored
+from overdrive.draft.eagle3.ring import TapRing
+from overdrive.draft.marks import PageMarks
+from overdrive.types import PageEntry
+
+PASS_TOKENS = 512
+"""Most pairs read in one pass."""
+
+FIRST = 1
+"""The lowest place in use."""
+
+Pass = Callable[[Batch, Tensor], HeadScored]
+"""pass(batch, features [T, W]): the head over the pairs at the batch's positions, which are places, stored in its own
+pages. The result is good until the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPasses:
+    """The head on a device. read: features are the target's taps, fused first. feed: they are the head's feedback."""
+
+    read: Pass
+    feed: Pass
+
+
+class EagleDrafter:
+    """K drafts per row from an EAGLE-3 head, in one launch. CPU.
+
+    Slot s has read the pairs at places `starts[s] .. stops[s] - 1`. Its ring holds the taps from position
+    `oldest[s]` on, or of the newest `window` positions where that is fewer.
+    """
+
+    sources = ("eagle3",)
+
+    def __init__(
+        self,
+        head: EagleHead,
+        passes: HeadPasses,
+        ring: TapRing,
+        n_pages: int,
+        state: SlotState,
+        sampling: SamplingState,
+        sampler: Sampler,
+    ) -> None:
+        slots = len(state.lengths)
+        self.taps = head.config.taps
+        self._head = head
+        self._passes = passes
+        self._ring = ring
+        self._state = state
+        self._sampling = sampling
+        self._sampler = sampler
+        self._marks = PageMarks(n_pages, state.page_size)
+        self._starts = np.full(slots, FIRST, np.int64)
+        self._stops = np.full(slots, FIRST, np.int64)
+        self._oldest = np.zeros(slots, np.int64)
+        # Ids outside the head's vocabulary keep the lowest score; the others are written over at every draw.
+        self._scores = torch.full((slots, sampling.vocab_size), -torch.inf, dtype=sampling.dtype)
+        self._table = state.page_table.numpy()
+        self._lengths, self._computed = state.lengths.numpy(), state.computed.numpy()
+        for _ in self._passes_over(np.zeros(0, np.int64), np.zeros(0, np.int64)):
+            pass  # compiles here, not under the first request
+
+    def lag(self, slot: int) -> int:
+        """Pairs that the head could have read of this slot and has not."""
+        return int(min(self._computed[slot], self._lengths[slot] - 1) + 1 - self._stops[slot])
+
+    def enter(self, entry: PageEntry) -> None:
+        """Note what new pages hold. A page exchanged for one that the head has not read ends the window before it."""
+        self._marks.enter(entry)
+        if not entry.shared:
+            return
+        size, slot = self._state.page_size, entry.slot
+        for column, page in enumerate(entry.pages, start=entry.first):
+            if not self._marks.written[page] and self._stops[slot] > column * size:
+                self._starts[slot] = max(self._starts[slot], (column + 1) * size)
+                self._stops[slot] = max(self._stops[slot], (column + 1) * size)
+
+    def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
+        """Begin with what the shared pages hold: pairs up to the last page's end, back to the first page not read."""
+        self._starts[slot] = self._stops[slot] = FIRST
+        self._oldest[slot] = 0
+        if not computed:
+            return
+        size = self._state.page_size
+        pages = self._table[slot, : computed // size]
+        read = self._marks.trailing(pages)
+        self._starts[slot] = max(FIRST, (len(pages) - read) * size)
+        self._stops[slot] = computed
+        self._oldest[slot] = computed - 1
+        self._ring.restore(slot, computed - 1, int(pages[-1]))
+
+    def absorb(self, fed: Fed) -> None:
+        """Keep the taps of what stands."""
+        self._ring.keep(fed, self._state.page_table)
+
+    def extend(self, slots: Tensor) -> None:
+        """Read all pairs of these slots whose places have pages for certain, which leaves the newest to a proposal."""
+        mine = slots.numpy()
+        for _ in self._passes_over(mine, self._computed[mine]):
+            pass
+
+    def propose(self, slots: Tensor, caps: Tensor, width: int) -> Drafts:
+        """As `Drafter.propose`: every row gets as many drafts as it may have."""
+        tokens = torch.zeros((len(slots), width), dtype=torch.int64)
+        drafting = caps.nonzero().squeeze(1)
+        if len(drafting):
+            self._draft(slots, caps, drafting, tokens)
+        return Drafts(tokens, caps.clone(), torch.zeros_like(caps))
+
+    def _draft(self, slots: Tensor, caps: Tensor, rows: Tensor, tokens: Tensor) -> None:
+        """Fill `tokens` [R, K] of the rows that want drafts; a row leaves once it has as many as it may have."""
+        lengths = self._state.lengths[slots]
+        feedback, logits = self._read(slots[rows].numpy())
+        for depth in range(int(caps.max())):
+            if depth:
+                going = caps[rows] > depth
+                if not going.all():
+                    rows, feedback = rows[going], feedback[going]
+                mine = slots[rows]
+                starts = torch.from_numpy(self._starts[mine.numpy()])
+                batch = one_each(self._state, mine, tokens[rows, depth - 1], lengths[rows] + (depth - 1), starts)
+                feedback, logits = self._passes.feed(batch, feedback)
+            scores = self._scores[: len(rows)]
+            scores[:, self._head.target_ids] = logits.to(scores.dtype)
+            layout = Layout(rows, slots[rows], torch.full_like(rows, depth), lengths[rows] + depth)
+            tokens[rows, depth] = self._sampler(scores, layout, tokens, self._sampling)
+
+    def _read(self, slots: Ints) -> HeadScored:
+        """Read all pairs that these slots lack, one at least, and say what follows the newest of each slot."""
+        ends: list[HeadScored] = []
+        for rows, scored in self._passes_over(slots, self._computed[slots] + 1):
+            done = torch.from_numpy(self._stops[slots[rows]] == self._computed[slots[rows]] + 1)
+            only = len(rows) == len(slots) and bool(done.all())
+            # What a pass gives is good until the next one.
+            ends.append(scored if only else HeadScored(*(part[done] for part in scored)))
+        return ends[0] if len(ends) == 1 else HeadScored(*(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
+    def _passes_over(self, slots: Ints, goals: Ints) -> Iterator[tuple[Ints, HeadScored]]:
+        """Read each slot's pairs up to the place `goals[r] - 1`; rows and their last pairs, pass by pass."""
+        _open_windows(self._starts, self._stops, self._oldest, slots, goals, self._computed, self._ring.window)
+        for rows, counts in passes(np.maximum(goals - self._stops[slots], 0), PASS_TOKENS):
+            mine = slots[rows]
+            begins, starts = self._stops[mine], self._starts[mine]
+            batch = known_tokens(self._state, mine, begins, counts, starts)
+            scored = self._passes.read(batch, self._ring.gather(batch, mine))
+            self._stops[mine] = begins + counts
+            whole = starts <= FIRST if self._head.config.layers > 1 else np.ones(len(mine), np.bool_)
+            self._marks.mark(self._table, mine[whole], starts[whole], begins[whole], begins[whole] + counts[whole])
+            yield rows, scored
+
+
+@numba.njit(cache=True, nogil=True)
+def _open_windows(starts, stops, oldest, slots, goals, computed, window):
+    """Begin anew where the taps of the next pair are gone: pair p at place p + 1 needs the taps of position p."""
+    for row in range(len(slots)):
+        slot = slots[row]
+        kept = max(oldest[slot], computed[slot] - window)
+        if stops[slot] < kept + 1 and goals[row] > kept + 1:
+            starts[slot] = stops[slot] = kept + 1
