@@ -59,8 +59,7 @@ class Arm:
 
 def texts(path: Path) -> Iterator[str]:
     """First user turn of each line."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for line in file:
             raw = json.loads(line)
             yield raw["turns"][0] if "turns" in raw else raw.get("prompt") or raw["question"]

@@ -36,7 +36,7 @@ class RandomDrafter:
     def absorb(self, fed: Fed) -> None:
         """Nothing to keep."""
 
-    def extend(self, slots: Tensor) -> None:
+    def extend(self, slots: Tensor, drafts: int) -> None:
         """Nothing to read."""
 
 
@@ -79,5 +79,5 @@ class ScriptedDrafter:
     def absorb(self, fed: Fed) -> None:
         """Nothing to keep."""
 
-    def extend(self, slots: Tensor) -> None:
+    def extend(self, slots: Tensor, drafts: int) -> None:
         """Nothing to read."""

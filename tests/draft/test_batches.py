@@ -50,7 +50,7 @@ def test_known_tokens_are_the_targets_batch_of_the_same_rows() -> None:
 
 def test_one_each_is_a_batch_of_single_tokens() -> None:
     state, places = slots(), torch.tensor([7, 12])
-    batch = one_each(state, torch.tensor([1, 2]), torch.tensor([5, 6]), places, torch.tensor([1, 0]))
+    batch = one_each(state, torch.tensor([1, 2]), torch.tensor([5, 6]), places, np.array([0, 1, 0]))
     assert batch.ids.tolist() == [5, 6]
     assert batch.positions.tolist() == [7, 12]
     assert batch.offsets.tolist() == [0, 1, 2]

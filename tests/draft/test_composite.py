@@ -92,7 +92,7 @@ def test_both_are_told_everything() -> None:
     both.enter(entry)
     both.admit(0, (1, 2), 0)
     both.absorb(fed)
-    both.extend(nobody)
+    both.extend(nobody, 3)
     assert first.told == second.told == [entry, (0, (1, 2), 0), fed, nobody]
     assert both.taps == second.taps
 

@@ -170,11 +170,9 @@ class Runner:
         self._drafter.absorb(
             Fed(launched.batch, launched.slots, launched.known, done.tokens, done.counts, launched.hidden.taps)
         )
-        if step.plan.drafts:
-            # A prompt may be longer than what drafters keep, and its row will be drafted for as soon as it decodes.
-            chunks = [row.slot for row in step.rows if row.known > 1 or not row.emits]
-            if chunks:
-                self._drafter.extend(torch.tensor(chunks, device=launched.slots.device))
+        chunks = [row.slot for row in step.rows if row.known > 1 or not row.emits]
+        if chunks:
+            self._drafter.extend(torch.tensor(chunks, device=launched.slots.device), step.plan.drafts)
 
     def _scores(self, launched: LaunchedStep, logits: Tensor) -> dict[int, TopLogprobs]:
         """Log-probabilities of the new tokens of rows that asked, by row."""

@@ -67,6 +67,7 @@ class SamplingState:
     top_k: int64, vocabulary size when off. seed: int64. logprobs: int64, alternatives to report, -1 for nothing.
     stops_from: int64, first position at which stop ids may be drawn.
     stop_ids: [slots, widest] int64, padded with -1; bias_ids and bias (dtype) likewise.
+    plain: bool, slots whose every draw is the argmax of the logits as they are.
     """
 
     def __init__(self, slots: int, vocab_size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
@@ -83,6 +84,7 @@ class SamplingState:
         self.bias_ids = torch.full((slots, 1), -1, dtype=torch.int64, device=device)
         self.bias = torch.zeros((slots, 1), dtype=dtype, device=device)
         self.counts = TokenCounts(slots, vocab_size, device)
+        self.plain = torch.zeros(slots, dtype=torch.bool, device=device)
 
     def admit(self, slot: int, params: SamplingParams, tokens: Sequence[int], prompt_len: int) -> None:
         """Give `slot` to a request. tokens: prompt and output so far (a resumed request's penalties depend on it).
@@ -105,6 +107,7 @@ class SamplingState:
         self.reals[:, slot] = torch.tensor(reals, dtype=self.dtype)
         self.integers[:, slot] = torch.tensor(integers)
         self.top_p[slot] = params.top_p
+        self.plain[slot] = not (params.temperature > 0 or params.penalised or params.logit_bias or params.min_tokens)
         stops = sorted(token for token in set(params.stop_token_ids) if 0 <= token < self.vocab_size)
         bias = {token: value for token, value in params.logit_bias if 0 <= token < self.vocab_size}
         self.stop_ids = _set_list(self.stop_ids, slot, stops, pad=-1)

@@ -11,7 +11,7 @@ import torch
 from overdrive.config import DraftOptions, EngineOptions
 from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafter, Drafts
-from overdrive.draft.batches import known_tokens
+from overdrive.draft.batches import known_tokens, one_each
 from overdrive.draft.composite import CompositeChoice
 from overdrive.draft.eagle3.choice import EagleChoice, least_window
 from overdrive.draft.eagle3.loading import load_head
@@ -98,6 +98,8 @@ def compile_drafters() -> None:
     state = SlotState(1, 1, 1)
     NgramDrafter(state.history, state.lengths)
     known_tokens(state, *(nothing.numpy() for _ in range(4)))
+    first = torch.zeros(1, dtype=torch.int64)
+    one_each(state, first, first, first, first.numpy())
     PageMarks(1, 1)
     TapRing(1, 1, 1, 1, 1, torch.float32)
 

@@ -76,9 +76,9 @@ class Drafter(Protocol):
         """Keep what a later proposal will need of a step. Called after every step, drafted for or not."""
         ...
 
-    def extend(self, slots: Tensor) -> None:
-        """Read what `absorb` has kept of these slots, [R] int64.
+    def extend(self, slots: Tensor, drafts: int) -> None:
+        """Prompt chunks of these slots, [R] int64, were absorbed, and may be read now, in one pass for all of them.
 
-        Called where drafts will be wanted soon and more tokens have passed than may be kept: behind prompt chunks.
+        drafts: K of the step's plan. A prompt can be longer than what `absorb` keeps, and its pages will be shared.
         """
         ...

@@ -58,20 +58,34 @@ def known_tokens(state: SlotState, slots: Ints, begins: Ints, counts: Ints, star
     )
 
 
-def one_each(state: SlotState, slots: Tensor, ids: Tensor, places: Tensor, starts: Tensor) -> Batch:
-    """Token `ids[r]` at place `places[r]` of `slots[r]`; all [R] int64."""
-    pages = state.page_table[slots, places // state.page_size].long()
-    rows = torch.arange(len(slots))
+def one_each(state: SlotState, slots: Tensor, ids: Tensor, places: Tensor, starts: Ints) -> Batch:
+    """Token `ids[r]` at place `places[r]` of `slots[r]`; all [R] int64. starts: [slots], the first place each sees."""
+    count, table, places_ = len(slots), state.page_table.numpy(), places.numpy()
+    rows = np.arange(count + 1)
+    of_rows, writes = np.empty((2, count), np.int64)
+    pages = np.empty((count, int(places_.max()) // state.page_size + 1), np.int32)
+    _place(table, slots.numpy(), places_, starts, state.page_size, writes, of_rows, pages)
+    known = torch.from_numpy(rows[:-1])
     return Batch(
         ids=ids,
         positions=places,
-        rows=rows,
-        offsets=torch.arange(len(slots) + 1),
-        page_table=state.page_table[slots, : int(places.max()) // state.page_size + 1],
-        starts=starts,
-        writes=pages * state.page_size + places % state.page_size,
-        wanted=rows,
+        rows=known,
+        offsets=torch.from_numpy(rows),
+        page_table=torch.from_numpy(pages),
+        starts=torch.from_numpy(of_rows),
+        writes=torch.from_numpy(writes),
+        wanted=known,
     )
+
+
+@numba.njit(cache=True, nogil=True)
+def _place(table, slots, places, starts, size, writes, of_rows, pages):
+    for row in range(len(slots)):
+        slot, place = slots[row], places[row]
+        writes[row] = np.int64(table[slot, place // size]) * size + place % size
+        of_rows[row] = starts[slot]
+        for column in range(pages.shape[1]):
+            pages[row, column] = table[slot, column]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -59,10 +59,10 @@ class CompositeDrafter:
         self._copier.absorb(fed)
         self._network.absorb(fed)
 
-    def extend(self, slots: Tensor) -> None:
+    def extend(self, slots: Tensor, drafts: int) -> None:
         """Both read what they have kept."""
-        self._copier.extend(slots)
-        self._network.extend(slots)
+        self._copier.extend(slots, drafts)
+        self._network.extend(slots, drafts)
 
 
 @dataclass(frozen=True, slots=True)

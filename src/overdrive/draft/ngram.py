@@ -80,7 +80,7 @@ class NgramDrafter:
     def absorb(self, fed: Fed) -> None:
         """Nothing to keep: new tokens are read from the history."""
 
-    def extend(self, slots: Tensor) -> None:
+    def extend(self, slots: Tensor, drafts: int) -> None:
         """Nothing to read: the index is cheap to bring up to date."""
 
 

@@ -30,5 +30,5 @@ class NoDrafter:
     def absorb(self, fed: Fed) -> None:
         """Nothing to keep."""
 
-    def extend(self, slots: Tensor) -> None:
+    def extend(self, slots: Tensor, drafts: int) -> None:
         """Nothing to read."""

@@ -79,12 +79,14 @@ class SmallModelDrafter:
         self._sampling = sampling
         self._sampler = sampler
         self._marks = PageMarks(n_pages, state.page_size)
-        self._stops = np.zeros(slots, np.int64)
+        self._stops, self._starts = np.zeros((2, slots), np.int64)
         self._drafted = np.zeros(slots, np.int64)
         self._table, self._lengths = state.page_table.numpy(), state.lengths.numpy()
         self._computed = state.computed.numpy()
         nobody = np.zeros(0, np.int64)  # compiles here, not under the first request
         known_tokens(state, nobody, nobody, nobody, nobody)
+        first = torch.zeros(1, dtype=torch.int64)
+        one_each(state, first, first, first, self._starts)
         _keep_accepted(self._stops, self._drafted, self._lengths, nobody)
         self._mark(nobody, nobody)
 
@@ -124,8 +126,14 @@ class SmallModelDrafter:
         _keep_accepted(self._stops, self._drafted, self._lengths, slots)
         self._mark(slots, begins)
 
-    def extend(self, slots: Tensor) -> None:
-        """Read as far as the target has: places beyond have no pages yet."""
+    def extend(self, slots: Tensor, drafts: int) -> None:
+        """Read as far as the target has: places beyond have no pages yet.
+
+        Not in a step without drafts: a small model's pass costs a good part of the target's, and it can read the text
+        whenever it is wanted.
+        """
+        if not drafts:
+            return
         numbers = slots.numpy()
         goals = np.minimum(self._computed[numbers], self._model.max_model_len)
         self._read(numbers, np.maximum(goals, self._stops[numbers]))
@@ -141,7 +149,7 @@ class SmallModelDrafter:
             if depth:
                 rows = rows[counts[rows] > depth]
                 places = lengths[rows] + (depth - 1)
-                batch = one_each(self._state, slots[rows], tokens[rows, depth - 1], places, torch.zeros_like(rows))
+                batch = one_each(self._state, slots[rows], tokens[rows, depth - 1], places, self._starts)
                 logits = self._forward(batch).logits
             layout = Layout(rows, slots[rows], torch.full_like(rows, depth), lengths[rows] + depth)
             tokens[rows, depth] = self._sampler(logits, layout, tokens, self._sampling)

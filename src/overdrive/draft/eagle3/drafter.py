@@ -28,6 +28,7 @@ from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafts, Fed
 from overdrive.draft.batches import Ints, known_tokens, one_each, passes
+from overdrive.draft.drawing import DraftSampler
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
 from overdrive.draft.eagle3.ring import TapRing
 from overdrive.draft.marks import PageMarks
@@ -77,18 +78,22 @@ class EagleDrafter:
         self._passes = passes
         self._ring = ring
         self._state = state
-        self._sampling = sampling
-        self._sampler = sampler
+        self._sampler = DraftSampler(head.target_ids, sampling, sampler, slots)
         self._marks = PageMarks(n_pages, state.page_size)
         self._starts = np.full(slots, FIRST, np.int64)
         self._stops = np.full(slots, FIRST, np.int64)
         self._oldest = np.zeros(slots, np.int64)
-        # Ids outside the head's vocabulary keep the lowest score; the others are written over at every draw.
-        self._scores = torch.full((slots, sampling.vocab_size), -torch.inf, dtype=sampling.dtype)
         self._table = state.page_table.numpy()
         self._lengths, self._computed = state.lengths.numpy(), state.computed.numpy()
-        for _ in self._passes_over(np.zeros(0, np.int64), np.zeros(0, np.int64)):
-            pass  # compiles here, not under the first request
+        self._compile()
+
+    def _compile(self) -> None:
+        """Here, and not under the first request."""
+        nobody, first = np.zeros(0, np.int64), torch.zeros(1, dtype=torch.int64)
+        known_tokens(self._state, nobody, nobody, nobody, nobody)
+        one_each(self._state, first, first, first, self._starts)
+        for _ in self._passes_over(nobody, nobody):
+            pass
 
     def lag(self, slot: int) -> int:
         """Pairs that the head could have read of this slot and has not."""
@@ -123,8 +128,12 @@ class EagleDrafter:
         """Keep the taps of what stands."""
         self._ring.keep(fed, self._state.page_table)
 
-    def extend(self, slots: Tensor) -> None:
-        """Read all pairs of these slots whose places have pages for certain, which leaves the newest to a proposal."""
+    def extend(self, slots: Tensor, drafts: int) -> None:
+        """Read all pairs of these slots whose places have pages for certain, which leaves the newest to a proposal.
+
+        In steps without drafts too: the taps of a prompt are gone once it is longer than the ring, and everyone who
+        shares its pages later would do without it. One layer over tokens that the target took all its layers for.
+        """
         mine = slots.numpy()
         for _ in self._passes_over(mine, self._computed[mine]):
             pass
@@ -147,13 +156,11 @@ class EagleDrafter:
                 if not going.all():
                     rows, feedback = rows[going], feedback[going]
                 mine = slots[rows]
-                starts = torch.from_numpy(self._starts[mine.numpy()])
-                batch = one_each(self._state, mine, tokens[rows, depth - 1], lengths[rows] + (depth - 1), starts)
+                places = lengths[rows] + (depth - 1)
+                batch = one_each(self._state, mine, tokens[rows, depth - 1], places, self._starts)
                 feedback, logits = self._passes.feed(batch, feedback)
-            scores = self._scores[: len(rows)]
-            scores[:, self._head.target_ids] = logits.to(scores.dtype)
             layout = Layout(rows, slots[rows], torch.full_like(rows, depth), lengths[rows] + depth)
-            tokens[rows, depth] = self._sampler(scores, layout, tokens, self._sampling)
+            tokens[rows, depth] = self._sampler.draw(logits, layout, tokens)
 
     def _read(self, slots: Ints) -> HeadScored:
         """Read all pairs that these slots lack, one at least, and say what follows the newest of each slot."""
