@@ -50,7 +50,7 @@ class Fake:
     def absorb(self, fed: Fed) -> None:
         self.told.append(fed)
 
-    def extend(self, slots: Tensor) -> None:
+    def extend(self, slots: Tensor, drafts: int) -> None:
         self.told.append(slots)
 
 

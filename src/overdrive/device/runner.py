@@ -128,9 +128,10 @@ class Runner:
             for admission in step.admissions:
                 self._state.admit(admission)
                 self._sampling.admit(admission.slot, admission.params, admission.tokens, admission.prompt_len)
-            for entry in step.page_entries:
-                self._state.enter(entry)
+            # Exchanged pages first: what they replace is still whole, and may be given out anew in this very step.
+            for entry in sorted(step.page_entries, key=lambda entry: not entry.shared):
                 self._drafter.enter(entry)
+                self._state.enter(entry)
             for admission in step.admissions:
                 self._drafter.admit(admission.slot, admission.tokens, admission.computed)
 

@@ -55,7 +55,7 @@ class Drafter(Protocol):
     def taps(self) -> tuple[int, ...]: ...
 
     def enter(self, entry: PageEntry) -> None:
-        """Pages of a slot change. The device's page table shows the change already."""
+        """Pages of a slot change. The device's page table still shows what they replace, 0 for nothing."""
         ...
 
     def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:

@@ -16,11 +16,15 @@ from overdrive.types import PageEntry
 
 
 class PageMarks:
-    """`written`: [n_pages] uint8, 1 where the network's part of the whole page stands."""
+    """written: [n_pages] uint8, 1 where the network's part of the whole page stands.
+
+    owners: [n_pages] int64, how often the page was given out anew: what lay in it for an earlier owner is lost.
+    """
 
     def __init__(self, n_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.written = np.zeros(n_pages, np.uint8)
+        self.owners = np.zeros(n_pages, np.int64)
         nobody = np.zeros(0, np.int64)
         self.mark(np.zeros((1, 1), np.int32), nobody, nobody, nobody, nobody)  # compiles here, not under a request
 
@@ -28,6 +32,7 @@ class PageMarks:
         """Pages given out anew hold nothing of their next owner's."""
         if not entry.shared:
             self.written[list(entry.pages)] = 0
+            self.owners[list(entry.pages)] += 1
 
     def leading(self, pages: NDArray[np.int32]) -> int:
         """How many of these pages stand, from the first on without a gap."""

@@ -70,6 +70,11 @@ class PagedKV:
 
         return cls(layers(), layers(), page_size)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """All layers' keys and values of one page onto another, in whatever order attention keeps them."""
+        for pages in (*self.k_pages, *self.v_pages):
+            pages[target] = pages[source]
+
     def write(self, layer: int, writes: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [T, Hkv, D] at flat places `writes` [T] = page * page_size + slot."""
         pages, slots = writes // self.page_size, writes % self.page_size

@@ -62,7 +62,7 @@ class EagleChoice:
 
         passes = HeadPasses(room.device.record(read, kv, config), room.device.record(feed, kv, config))
         ring = TapRing(room.slots, self.window, room.n_pages, page_size, self._width, self.dtype)
-        return EagleDrafter(head, passes, ring, room.n_pages, room.state, room.sampling, room.sampler)
+        return EagleDrafter(head, passes, kv, ring, room.n_pages, room.state, room.sampling, room.sampler)
 
     @property
     def _width(self) -> int:

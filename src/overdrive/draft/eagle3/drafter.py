@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
 from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
@@ -66,6 +67,7 @@ class EagleDrafter:
         self,
         head: EagleHead,
         passes: HeadPasses,
+        kv: PagedKV,
         ring: TapRing,
         n_pages: int,
         state: SlotState,
@@ -76,6 +78,7 @@ class EagleDrafter:
         self.taps = head.config.taps
         self._head = head
         self._passes = passes
+        self._kv = kv
         self._ring = ring
         self._state = state
         self._sampler = DraftSampler(head.target_ids, sampling, sampler, slots)
@@ -83,6 +86,7 @@ class EagleDrafter:
         self._starts = np.full(slots, FIRST, np.int64)
         self._stops = np.full(slots, FIRST, np.int64)
         self._oldest = np.zeros(slots, np.int64)
+        self._given = np.zeros(state.page_table.shape, np.int64)  # the page's owner number when the slot got it
         self._table = state.page_table.numpy()
         self._lengths, self._computed = state.lengths.numpy(), state.computed.numpy()
         self._compile()
@@ -100,15 +104,27 @@ class EagleDrafter:
         return int(min(self._computed[slot], self._lengths[slot] - 1) + 1 - self._stops[slot])
 
     def enter(self, entry: PageEntry) -> None:
-        """Note what new pages hold. A page exchanged for one that the head has not read ends the window before it."""
+        """Note what new pages hold; a page exchanged for its equal takes what the head has read along."""
         self._marks.enter(entry)
-        if not entry.shared:
-            return
-        size, slot = self._state.page_size, entry.slot
         for column, page in enumerate(entry.pages, start=entry.first):
-            if not self._marks.written[page] and self._stops[slot] > column * size:
-                self._starts[slot] = max(self._starts[slot], (column + 1) * size)
-                self._stops[slot] = max(self._stops[slot], (column + 1) * size)
+            if entry.shared:
+                self._take_along(entry.slot, column, page)
+            self._given[entry.slot, column] = self._marks.owners[page]
+
+    def _take_along(self, slot: int, column: int, page: int) -> None:
+        """The slot's page at `column` becomes `page`, of the same tokens, in which the head may not have read them."""
+        size, old = self._state.page_size, self._table[slot, column]
+        begin, end = column * size, (column + 1) * size
+        if not old or self._marks.written[page] or self._stops[slot] <= begin:
+            return
+        if self._given[slot, column] != self._marks.owners[old]:  # the slot sat out a step and the page was given away
+            self._starts[slot] = max(self._starts[slot], end)
+            self._stops[slot] = max(self._stops[slot], end)
+            return
+        for _ in self._passes_over(np.array([slot]), np.array([end])):  # the rest of the page
+            pass
+        self._kv.copy_page(int(old), page)
+        self._marks.written[page] = self._starts[slot] <= max(begin, FIRST)
 
     def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
         """Begin with what the shared pages hold: pairs up to the last page's end, back to the first page not read."""
