@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
+from overdrive.device.batch import Batch
 from overdrive.device.build import CpuDevice
 from overdrive.device.cpu.recording import Arena, Recording, Watch
 from overdrive.device.cpu.team import Team
 from overdrive.draft.eagle3.checkpoint import write
 from overdrive.draft.eagle3.loading import assemble_head, load_head, random_head, random_tensors
-from overdrive.draft.eagle3.network import EagleHead, HeadHidden
+from overdrive.draft.eagle3.network import EagleHead, HeadScored
 from overdrive.model.assemble import Form
 from overdrive.model.dummy import random_transformer
 from overdrive.model.forms import cpu_form, torch_form
@@ -168,11 +169,13 @@ def test_a_recorded_pass_is_the_pass(option: str, float32_target: Transformer, d
     head = random_head(_head_config(**OPTIONS[option]), cpu_form("int8", device.team), float32_target, seed=1)
     taps, ids, places = _taps(head), torch.tensor(TOKENS[1:]), torch.arange(1, len(TOKENS))
     attended = torch.randn(len(taps), head.config.heads * head.config.head_dim)
+    none = torch.zeros(0, dtype=torch.int64)
+    batch = Batch(ids, places, none, none, none.view(0, 0), none, none, torch.tensor([2, 5]))
 
-    def forward() -> HeadHidden:
-        return head.forward(head.fuse(taps), ids, places, lambda layer, q, k, v: attended)
+    def forward() -> HeadScored:
+        return head.score(batch, head.fuse(taps), lambda layer, q, k, v: attended)
 
-    recording: Recording[HeadHidden] = Recording(device.team, Arena())
+    recording: Recording[HeadScored] = Recording(device.team, Arena())
     recording.make(forward, Watch())
     taps.mul_(-2)
     ids.copy_(ids.flip(0))

@@ -27,7 +27,7 @@ class DraftSampler:
     def draw(self, logits: Tensor, layout: Layout, drafts: Tensor) -> Tensor:
         """One target id per row, [N] int64. logits: [N, Vd]. drafts: as for a `Sampler`."""
         if self._sampling.plain[layout.slots].all():
-            return self._ids[logits.argmax(dim=1)]
+            return torch.from_numpy(self._ids.numpy()[logits.numpy().argmax(axis=1)])
         return self._sampler(self._spread(logits.to(self._sampling.dtype)), layout, drafts, self._sampling)
 
     def _spread(self, logits: Tensor) -> Tensor:

@@ -118,13 +118,20 @@ class EagleDrafter:
         if not old or self._marks.written[page] or self._stops[slot] <= begin:
             return
         if self._given[slot, column] != self._marks.owners[old]:  # the slot sat out a step and the page was given away
-            self._starts[slot] = max(self._starts[slot], end)
-            self._stops[slot] = max(self._stops[slot], end)
+            self._cut(slot, end)
             return
         for _ in self._passes_over(np.array([slot]), np.array([end])):  # the rest of the page
             pass
-        self._kv.copy_page(int(old), page)
-        self._marks.written[page] = self._starts[slot] <= max(begin, FIRST)
+        if self._starts[slot] <= max(begin, FIRST):
+            self._kv.copy_page(int(old), page)
+            self._marks.written[page] = 1
+        else:  # only a part of the page was read: others may hold more of theirs
+            self._cut(slot, end)
+
+    def _cut(self, slot: int, place: int) -> None:
+        """Begin a fresh window at `place`."""
+        self._starts[slot] = max(self._starts[slot], place)
+        self._stops[slot] = max(self._stops[slot], place)
 
     def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
         """Begin with what the shared pages hold: pairs up to the last page's end, back to the first page not read."""
@@ -164,18 +171,18 @@ class EagleDrafter:
 
     def _draft(self, slots: Tensor, caps: Tensor, rows: Tensor, tokens: Tensor) -> None:
         """Fill `tokens` [R, K] of the rows that want drafts; a row leaves once it has as many as it may have."""
-        lengths = self._state.lengths[slots]
-        feedback, logits = self._read(slots[rows].numpy())
+        mine, wanted = slots[rows], caps[rows]
+        places = self._state.lengths[mine] - 1  # of the newest token, then of each draft
+        feedback, logits = self._read(mine.numpy())
         for depth in range(int(caps.max())):
             if depth:
-                going = caps[rows] > depth
+                going = wanted > depth
                 if not going.all():
-                    rows, feedback = rows[going], feedback[going]
-                mine = slots[rows]
-                places = lengths[rows] + (depth - 1)
+                    rows, mine, wanted, places, feedback = (x[going] for x in (rows, mine, wanted, places, feedback))
+                places = places + 1
                 batch = one_each(self._state, mine, tokens[rows, depth - 1], places, self._starts)
                 feedback, logits = self._passes.feed(batch, feedback)
-            layout = Layout(rows, slots[rows], torch.full_like(rows, depth), lengths[rows] + depth)
+            layout = Layout(rows, mine, torch.full_like(rows, depth), places + 1)
             tokens[rows, depth] = self._sampler.draw(logits, layout, tokens)
 
     def _read(self, slots: Ints) -> HeadScored:
@@ -190,7 +197,7 @@ class EagleDrafter:
 
     def _passes_over(self, slots: Ints, goals: Ints) -> Iterator[tuple[Ints, HeadScored]]:
         """Read each slot's pairs up to the place `goals[r] - 1`; rows and their last pairs, pass by pass."""
-        _open_windows(self._starts, self._stops, self._oldest, slots, goals, self._computed, self._ring.window)
+        _open_windows(self._starts, self._stops, self._oldest, slots, self._computed, self._ring.window)
         for rows, counts in passes(np.maximum(goals - self._stops[slots], 0), PASS_TOKENS):
             mine = slots[rows]
             begins, starts = self._stops[mine], self._starts[mine]
@@ -203,10 +210,9 @@ class EagleDrafter:
 
 
 @numba.njit(cache=True, nogil=True)
-def _open_windows(starts, stops, oldest, slots, goals, computed, window):
+def _open_windows(starts, stops, oldest, slots, computed, window):
     """Begin anew where the taps of the next pair are gone: pair p at place p + 1 needs the taps of position p."""
-    for row in range(len(slots)):
-        slot = slots[row]
+    for slot in slots:
         kept = max(oldest[slot], computed[slot] - window)
-        if stops[slot] < kept + 1 and goals[row] > kept + 1:
+        if stops[slot] < kept + 1:
             starts[slot] = stops[slot] = kept + 1

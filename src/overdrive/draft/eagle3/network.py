@@ -130,7 +130,7 @@ class EagleHead:
     def logits(self, normed: Tensor) -> Tensor:
         """Scores of every draft id: [N, H] -> [N, Vd] in float32, or float64 if the head is."""
         logits = self._lm_head(normed)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def _rows_by_place(config: HeadConfig, places: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
