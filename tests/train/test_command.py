@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,7 +99,12 @@ def test_answers_of_another_target_are_refused(model, data, tmp_path):
 
 @pytest.mark.parametrize(
     "head, said",
-    [(HeadOptions(draft_vocab=65), "65 ids"), (HeadOptions(draft_vocab=48, start_layer=2), "start_layer 2")],
+    [
+        (HeadOptions(draft_vocab=65), "--draft-vocab 65.* 64"),
+        (HeadOptions(draft_vocab=0), "--draft-vocab 0"),
+        (HeadOptions(draft_vocab=48, start_layer=2), "--start-layer 2 is not within -1 .. 1"),
+        (HeadOptions(draft_vocab=48, mlp=-5), "--mlp -5"),
+    ],
 )
 def test_a_head_that_cannot_be_is_refused(model, data, tmp_path, head, said):
     with pytest.raises(OverdriveError, match=said):
@@ -106,7 +112,18 @@ def test_a_head_that_cannot_be_is_refused(model, data, tmp_path, head, said):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 9}, {"steps": 0}, {"learning_rate": 0.0}, {"warmup": 1.0}, {"minutes": -1.0}, {"max_len": 2}]
+    "wrong",
+    [
+        {"steps": 9},
+        {"steps": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": math.nan},
+        {"warmup": 1.0},
+        {"minutes": -1.0},
+        {"minutes": math.nan},
+        {"epochs": math.inf},
+        {"max_len": 2},
+    ],
 )
 def test_impossible_options_are_named(wrong):
     [name] = wrong

@@ -242,3 +242,15 @@ def test_exclusions_find_thirteen_words_in_a_row_or_the_whole(tmp_path):
         Exclusions.read([tmp_path])
     with pytest.raises(OverdriveError, match="cannot read"):
         Exclusions.read([tmp_path / "none.jsonl"])
+
+
+@pytest.mark.parametrize("wrong", [{"samples": -1}, {"max_turns": 0}, {"written_tokens": 0}, {"heldout_most": -1}])
+def test_counts_that_cannot_be_are_refused(wrong):
+    with pytest.raises(OverdriveError, match=next(iter(wrong))):
+        Recipe(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": -1}, {"minutes": -1.0}, {"minutes": float("nan")}])
+def test_a_budget_that_would_never_be_spent_is_refused(wrong):
+    with pytest.raises(OverdriveError, match="at least 0"):
+        Budget(**wrong)

@@ -51,7 +51,11 @@ def trainable(dataset: Dataset, max_len: int) -> NDArray[np.int64]:
     """Usable conversations of the train split. Raises OverdriveError when there is none."""
     found = usable(dataset, dataset.split("train"), max_len)
     if not len(found):
-        raise OverdriveError(f"no conversation has an answer to learn from within its first {max_len} tokens")
+        held = len(dataset.split("heldout"))
+        raise OverdriveError(
+            f"no conversation has an answer to learn from within its first {max_len} tokens"
+            + (f"; {held} of {len(dataset)} are held out to measure on" if held else "")
+        )
     return found
 
 

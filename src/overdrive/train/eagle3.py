@@ -24,6 +24,7 @@ from overdrive.bars import LoadingBars
 from overdrive.config import ModelOptions
 from overdrive.draft.eagle3 import checkpoint
 from overdrive.errors import OverdriveError
+from overdrive.model.weights import locate, open_checkpoint
 from overdrive.train.batches import MULTIPLE, make_lesson, trainable
 from overdrive.train.dataset import SPLITS, Dataset, is_finished
 from overdrive.train.evaluate import Tally, evaluate, overall
@@ -59,6 +60,7 @@ def train_eagle3(
         if prompts is None and not is_finished(data[0]):
             raise OverdriveError("training needs --prompts, a file for the target to answer, or --data, its answers")
         _device(options)
+        _check_head(model, model_options, head_options)
         if prompts is not None:
             from overdrive.train.answers import make_answers  # chat templates and tokenizers are not wanted elsewhere
 
@@ -202,6 +204,13 @@ def _device(options: TrainOptions) -> torch.device:
         # The target's logits are computed in float32; TF32 keeps the bits that its bfloat16 states have.
         torch.set_float32_matmul_precision("high")
     return torch.device(options.device)
+
+
+def _check_head(model: str, model_options: ModelOptions, head_options: HeadOptions) -> None:
+    """A head that cannot be is refused before hours of answers, not after them."""
+    with LoadingBars(quiet=True) as bars:
+        config, _ = open_checkpoint(locate(model, model_options, bars.update), model_options)
+    head_config(config, head_options)
 
 
 def _check(dataset: Dataset, teacher: Teacher, data: Sequence[Path]) -> None:

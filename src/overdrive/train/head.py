@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from overdrive.draft.eagle3.config import HeadConfig
+from overdrive.errors import OverdriveError
 from overdrive.model.config import ModelConfig
 from overdrive.model.rope import rope_tables
 from overdrive.train.options import HeadOptions
@@ -56,6 +57,7 @@ class Head:
 
 def head_config(target: ModelConfig, options: HeadOptions) -> HeadConfig:
     """One layer as wide as the target's. Raises OverdriveError for options that do not fit it."""
+    _check(target, options)
     changes: dict[str, Any] = {"mlp": options.mlp} if options.mlp else {}
     if target.layers < _LAYERS:
         changes["taps"] = (0, target.layers // 2, target.layers)  # for toys, which have no low, middle and high
@@ -67,3 +69,17 @@ def head_config(target: ModelConfig, options: HeadOptions) -> HeadConfig:
         fc_norm=options.fc_norm,
         **changes,
     )
+
+
+def _check(target: ModelConfig, options: HeadOptions) -> None:
+    if not 0 < options.draft_vocab <= target.vocab:
+        raise OverdriveError(
+            f"--draft-vocab {options.draft_vocab}: it must be within 1 .. {target.vocab}, the target's ids"
+        )
+    if options.mlp < 0:
+        raise OverdriveError(f"--mlp {options.mlp} must be at least 0")
+    if not -1 <= options.start_layer < target.layers:
+        raise OverdriveError(
+            f"--start-layer {options.start_layer} is not within -1 .. {target.layers - 1}: the target has "
+            f"{target.layers} layers"
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -86,9 +87,17 @@ class AnswerOptions:
     rows: int = 0
     exclude: tuple[Path, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise OverdriveError(f"--rows {self.rows} must be at least 0")
+
 
 def resolve(options: TrainOptions) -> TrainOptions:
     """The same with the device's defaults filled in. Raises OverdriveError for values that cannot be."""
+    for field_ in fields(options):
+        value = getattr(options, field_.name)
+        endless = isinstance(value, float) and not math.isfinite(value)
+        _refuse(options, field_.name, endless, "is no number to work with")
     for name, least in (("epochs", 0.0), ("minutes", 0.0), ("weight_decay", 0.0), ("hard", 0.0), ("max_len", 4)):
         _refuse(options, name, getattr(options, name) < least, f"must be at least {least:g}")
     for name in ("learning_rate", "clip", "log_every", "evaluate_every", "evaluate_on", "checkpoint_seconds"):

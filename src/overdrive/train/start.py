@@ -82,8 +82,6 @@ def _from_layer(
 
     size: of the residual stream that this layer adds to. The head's is brought to 1, and what is added likewise.
     """
-    if layer >= teacher.config.layers:
-        raise OverdriveError(f"start_layer {layer} is not within 0 .. {teacher.config.layers - 1}, the target's layers")
 
     def target(name: str) -> Tensor:
         return teacher.checkpoint.tensor(f"model.layers.{layer}.{name}.weight").float()

@@ -57,6 +57,9 @@ class Recipe:
             raise OverdriveError("recipe: shares must be within 0 .. 1, written_share + passage_share below 1")
         if not 0 < self.temperature[0] <= self.temperature[1] or not 0 < self.top_p[0] <= self.top_p[1] <= 1:
             raise OverdriveError(f"recipe: temperature {self.temperature} and top_p {self.top_p} must be low, high")
+        for name, least in (("samples", 0), ("max_turns", 1), ("written_tokens", 1), ("heldout_most", 0)):
+            if getattr(self, name) < least:
+                raise OverdriveError(f"recipe: {name} must be at least {least}, not {getattr(self, name)}")
         if self.answer_tokens < LEAST_ANSWER or self.prompt_tokens + LEAST_ANSWER > self.max_len:
             raise OverdriveError(
                 f"recipe: answers of {self.answer_tokens} tokens to prompts of up to {self.prompt_tokens} do not fit "
@@ -86,6 +89,10 @@ class Budget:
     """Ask for no more answers after this time; 0 for no limit."""
     tokens: int = 0
     """Ask for no more after this many answer tokens; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        if not (self.minutes >= 0 and self.tokens >= 0):  # below 0 it would never be spent
+            raise OverdriveError(f"budget: minutes ({self.minutes:g}) and tokens ({self.tokens}) must be at least 0")
 
     def spent(self, seconds: float, tokens: int) -> bool:
         """Whether either limit is reached."""
