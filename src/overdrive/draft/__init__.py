@@ -130,4 +130,10 @@ def _head_folder(draft: DraftOptions, progress: Progress) -> Path | None:
     path = Path(draft.draft_model).expanduser()
     if not path.exists() and hub.is_hub_id(draft.draft_model):
         return hub.fetch(draft.draft_model, "", True, progress)
+    if not path.is_dir():
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise OverdriveError(
+            f"--draft-model {draft.draft_model} {what}: an EAGLE-3 head is a folder with config.json and safetensors, "
+            "or a hub id like owner/name"
+        )
     return path

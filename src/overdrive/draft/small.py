@@ -31,6 +31,7 @@ from overdrive.draft.batches import Ints, known_tokens, one_each, passes
 from overdrive.draft.marks import PageMarks
 from overdrive.draft.room import Room
 from overdrive.draft.vocabulary import check_same_vocabulary, vocabulary_of
+from overdrive.errors import OverdriveError
 from overdrive.model.assemble import Progress
 from overdrive.model.transformer import Scored, Transformer
 from overdrive.model.weights import Loaded, load
@@ -229,6 +230,9 @@ def load_small(
     """
     load_format: LoadFormat = "dummy" if options.load_format == "dummy" else "auto"
     own = ModelOptions(load_format=load_format, precision=options.precision, seed=options.seed)
-    loaded = load(model, own, device.torch_device, progress, device.team)
+    try:
+        loaded = load(model, own, device.torch_device, progress, device.team)
+    except OverdriveError as error:
+        raise OverdriveError(f"--draft-model {model} cannot draft as a small model: {error}") from None
     check_same_vocabulary(vocabulary_of(target), vocabulary_of(loaded))
     return SmallModelChoice(loaded.transformer, str(loaded.source))
