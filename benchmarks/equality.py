@@ -1,13 +1,14 @@
 """Promise 1 on a real model: is SmolLM2's text the same whatever the engine does?
 
 Run: PYTHONPATH=src python benchmarks/equality.py --prompts question.jsonl [--count 40] [--new 48] [--precision auto]
+     [--draft auto]
 
 The same prompts, half greedy and half sampled, are answered under every arm: K = 0, 1, 3, 5, 7 and random every step,
-alone and with batch mates, pages of 4/16/64, chunks of 16/128, overlap on and off, prefix cache on and off, too few
-pages for all (forced preemption). Each answer is compared with the first arm's (K = 0, one request at a time). A
-difference counts as a near-tie when, at the first differing token, the scores of the two tokens (logit / temperature +
-noise) are closer than 1e-4; the scores are computed anew from the text before it. Everything is printed; the exit code
-is 1 if a difference is no near-tie.
+alone and with batch mates, drafts with long pauses within and beyond the catch-up window, pages of 4/16/64, chunks of
+16/128, overlap on and off, prefix cache on and off, too few pages for all (forced preemption). Each answer is compared
+with the first arm's (K = 0, one request at a time). A difference counts as a near-tie when, at the first differing
+token, the scores of the two tokens (logit / temperature + noise) are closer than 1e-4; the scores are computed anew
+from the text before it. Everything is printed; the exit code is 1 if a difference is no near-tie.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ NEAR = 1e-4
 MAX_LEN = 2048
 
 
+class Pauses:
+    """Long stretches without drafts between some of another K each: a draft network has to catch up every time."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._drafts = self._left = 0
+
+    def choose(self, view: LoadView) -> Plan:
+        if not self._left:
+            self._drafts = 0 if self._drafts else self._rng.choice([1, 3, 5, 7])
+            self._left = self._rng.randint(1, 40)
+        self._left -= 1
+        return Plan(self._drafts, Why(rule="pauses"))
+
+
 class RandomDrafts:
     """Another K every step."""
 
@@ -65,12 +81,15 @@ class Arm:
     overlap: str = "off"
     cached: bool = True
     kv_tokens: int = 0
+    window: int = 256
 
 
 ARMS = [
     Arm("alone, K=0", rows=1),
     *(Arm(f"8 at once, K={k}", FixedDrafts(k)) for k in (0, 1, 3, 5, 7)),
     Arm("8 at once, K random", RandomDrafts(1)),
+    Arm("8 at once, drafts with pauses", Pauses(5)),
+    Arm("40 at once, drafts with pauses beyond the window", Pauses(6), rows=40, chunk=16, window=17),
     Arm("40 at once, K=3", FixedDrafts(3), rows=40),
     Arm("pages of 4, chunks of 16, K=3", FixedDrafts(3), page=4, chunk=16),
     Arm("pages of 64, K random", RandomDrafts(2), page=64),
@@ -91,12 +110,14 @@ def params_of(index: int, new: int) -> SamplingParams:
     )
 
 
-def answer_all(arm: Arm, prompts: list[list[int]], new: int, precision: str) -> tuple[list[list[int]], Engine]:
+def answer_all(
+    arm: Arm, prompts: list[list[int]], new: int, precision: str, draft: str
+) -> tuple[list[list[int]], Engine]:
     options = EngineOptions(
         model=ModelOptions(max_model_len=MAX_LEN, precision=precision),
         memory=MemoryOptions(page_size=arm.page, kv_tokens=arm.kv_tokens or 64 * 1024, prefix_cache=arm.cached),
         scheduler=SchedulerOptions(max_rows=arm.rows, chunk=arm.chunk),
-        draft=DraftOptions(draft="ngram", drafts=7, ngram_min=2),
+        draft=DraftOptions(draft=draft, drafts=7, ngram_min=2, draft_window=arm.window),
         device=DeviceOptions(overlap=arm.overlap),
     )
     engine = build("smollm2", options, lambda *_: None, arm.controller)
@@ -149,21 +170,24 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--draft", default="auto", help="who drafts")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.prompts.read_text().splitlines()]
     rows = [row for row in rows if len(row["turns"][0]) < 2500]
     step = max(1, len(rows) // args.count)
     texts = [row["turns"][0] for row in rows[::step]][: args.count]
-    _, first_engine = answer_all(ARMS[0], [[1, 2]], 1, args.precision)
+    _, first_engine = answer_all(ARMS[0], [[1, 2]], 1, args.precision, args.draft)
     tokenizer, template = open_text(Path(first_engine.info.source), ModelOptions())
     prompts = [tokenizer.encode(template.render([{"role": "user", "content": text}]), False) for text in texts]
-    print(f"{len(prompts)} prompts, {sum(map(len, prompts))} prompt tokens, {args.new} new each, {args.precision}")
+    print(
+        f"{len(prompts)} prompts, {sum(map(len, prompts))} prompt tokens, {args.new} new each, {args.precision}, {args.draft}"
+    )
     judge = Judge(args.precision)
     wrong = 0
     base: list[list[int]] = []
     for arm in ARMS:
         started = time.perf_counter()
-        answers, engine = answer_all(arm, prompts, args.new, args.precision)
+        answers, engine = answer_all(arm, prompts, args.new, args.precision, args.draft)
         base = base or answers
         equal, ties = 0, []
         for i, (found, meant) in enumerate(zip(answers, base, strict=True)):
@@ -178,7 +202,7 @@ def main() -> None:
         gaps = " ".join(f"{gap:.1e}" for gap in ties)
         print(
             f"{arm.name:>34}: {equal} equal, {len(ties) - bad} near-ties, {bad} WRONG {gaps} | "
-            f"{time.perf_counter() - started:.0f} s, {sum(stats.accepted)} drafts accepted, "
+            f"{time.perf_counter() - started:.0f} s, {sum(sum(part.accepted) for part in stats.drafts)} drafts accepted, "
             f"{stats.preemptions} preemptions",
             flush=True,
         )

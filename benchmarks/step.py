@@ -19,6 +19,7 @@ from torch import Tensor
 
 import overdrive.engine as engine_room
 from overdrive.config import DeviceOptions, DraftOptions, EngineOptions, ModelOptions
+from overdrive.draft import Room
 from overdrive.draft.base import Drafts, Fed
 from overdrive.engine import Engine
 from overdrive.policy.controller import LoadView
@@ -56,8 +57,24 @@ class RandomDrafter:
     def extend(self, slots: Tensor, drafts: int) -> None: ...
 
 
+class RandomChoice:
+    """As if a start had chosen that drafter."""
+
+    name = "random"
+    model = ""
+
+    def page_bytes(self, page_size: int) -> int:
+        return 0
+
+    def slot_bytes(self) -> int:
+        return 0
+
+    def open(self, room: Room) -> RandomDrafter:
+        return RandomDrafter()
+
+
 def open_engine(overlap: str, dial: Dial) -> Engine:
-    engine_room.make_drafter = lambda *_: RandomDrafter()
+    engine_room.choose = lambda *_: RandomChoice()
     options = EngineOptions(
         model=ModelOptions(max_model_len=2048),
         draft=DraftOptions(draft="ngram", drafts=7),
