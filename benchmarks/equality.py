@@ -179,9 +179,8 @@ def main() -> None:
     _, first_engine = answer_all(ARMS[0], [[1, 2]], 1, args.precision, args.draft)
     tokenizer, template = open_text(Path(first_engine.info.source), ModelOptions())
     prompts = [tokenizer.encode(template.render([{"role": "user", "content": text}]), False) for text in texts]
-    print(
-        f"{len(prompts)} prompts, {sum(map(len, prompts))} prompt tokens, {args.new} new each, {args.precision}, {args.draft}"
-    )
+    print(f"{len(prompts)} prompts, {sum(map(len, prompts))} prompt tokens, {args.new} new each")
+    print(f"precision {args.precision}, draft {args.draft}")
     judge = Judge(args.precision)
     wrong = 0
     base: list[list[int]] = []
@@ -200,9 +199,10 @@ def main() -> None:
         wrong += bad
         stats = engine.stats()
         gaps = " ".join(f"{gap:.1e}" for gap in ties)
+        accepted = sum(sum(part.accepted) for part in stats.drafts)
         print(
             f"{arm.name:>34}: {equal} equal, {len(ties) - bad} near-ties, {bad} WRONG {gaps} | "
-            f"{time.perf_counter() - started:.0f} s, {sum(sum(part.accepted) for part in stats.drafts)} drafts accepted, "
+            f"{time.perf_counter() - started:.0f} s, {accepted} drafts accepted, "
             f"{stats.preemptions} preemptions",
             flush=True,
         )
