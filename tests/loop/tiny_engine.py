@@ -57,6 +57,7 @@ def tiny_bench(
     max_step_tokens: int = 64,
     lookahead: int = 1,
     cached: bool = True,
+    max_model_len: int = MAX_MODEL_LEN,
     model: Transformer | None = None,
 ) -> Bench:
     """make_drafter: of a Room. model: `tiny()` by default. Everything else is the engine's own."""
@@ -67,11 +68,11 @@ def tiny_bench(
         max_step_tokens=max_step_tokens,
         chunk=chunk,
         max_queue=100,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         page_size=page_size,
     )
     scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if cached else None)
-    state = SlotState(max_rows, MAX_MODEL_LEN, page_size)
+    state = SlotState(max_rows, max_model_len, page_size)
     kv = PagedKV.allocate(model.config, n_pages, page_size, model.dtype)
     sampling, sampler = SamplingState(max_rows, VOCAB, model.dtype), device().sampler(VOCAB, model.dtype)
     drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, n_pages))
