@@ -90,7 +90,7 @@ def test_text_does_not_depend_on_a_head_that_stops_and_goes(draft: str, sources:
     assert stop_and_go.info.drafter == sources
     requests = answered(stop_and_go)
     assert texts(requests) == plain_texts(NEW)
-    assert all(0 < request.drafted < request.offered for request in requests)
+    assert 0 < sum(request.drafted for request in requests) < sum(request.offered for request in requests)
 
 
 @pytest.mark.slow
