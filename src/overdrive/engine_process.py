@@ -48,6 +48,8 @@ class _Served:
                 self._take(message)
             if not self._engine.idle:
                 self._publish(self._engine.advance())
+                if self._engine.idle:
+                    self._told = 0.0  # what stands when the last answer ends is not left untold
             self._tell_stats()
 
     def _take(self, message: Submit | Abort | Drain | Stop) -> None:
