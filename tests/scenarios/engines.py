@@ -15,13 +15,14 @@ import pytest
 
 from overdrive.device.state import SlotState
 from overdrive.device.stream import InlineStream, ThreadStream
-from overdrive.draft import NgramDrafter, NoDrafter
+from overdrive.draft import Room
 from overdrive.draft.base import Drafter
 from overdrive.policy.controller import Controller, FixedDrafts
 from overdrive.request import Request
 from overdrive.types import Finish, SamplingParams
 from tests.drafters import RandomDrafter, ScriptedDrafter
 from tests.loop.bench import Bench, RandomDrafts
+from tests.loop.tiny_drafters import DRAFTERS
 from tests.loop.tiny_engine import VOCAB, tiny_bench, tiny_oracle
 from tests.loop.toy import ByteStops
 
@@ -44,17 +45,21 @@ class Setting:
     def controller(self) -> Controller:
         return RandomDrafts(random.Random(1)) if self.drafts == FLIPPING else FixedDrafts(self.drafts)
 
-    def make_drafter(self, state: SlotState, texts: Sequence[Ids]) -> Drafter:
-        if self.drafter == "ngram":
-            return NgramDrafter(state.history, state.lengths, shortest=1)
+    def make_drafter(self, room: Room, texts: Sequence[Ids]) -> Drafter:
         if self.drafter == "random":
             return RandomDrafter(VOCAB, seed=2)
         if self.drafter in ("knowing", "erring"):
-            return KnowingDrafter(texts, state, errors=0.0 if self.drafter == "knowing" else 0.3)
-        return NoDrafter()
+            return KnowingDrafter(texts, room.state, errors=0.0 if self.drafter == "knowing" else 0.3)
+        return DRAFTERS[self.drafter](room)
 
 
-DRAFTING = [("none", 3), ("random", 7), *((name, k) for name in ("ngram", "knowing") for k in (0, 1, 3, 7, FLIPPING))]
+NETWORKS = [("eagle3", 3), ("eagle3", FLIPPING), ("small", FLIPPING), ("ngram+eagle3", FLIPPING)]
+DRAFTING = [
+    ("none", 3),
+    ("random", 7),
+    *NETWORKS,
+    *((name, k) for name in ("ngram", "knowing") for k in (0, 1, 3, 7, FLIPPING)),
+]
 SETTINGS = [Setting(name, k, overlap) for name, k in [*DRAFTING, ("erring", 7)] for overlap in (False, True)]
 every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=str)
 PLAIN = Setting("none", 0, False)
@@ -81,7 +86,7 @@ def engine(setting: Setting, texts: Sequence[Ids] = (), **options: object) -> It
     """
     stream = ThreadStream() if setting.overlap else InlineStream()
     given = {"lookahead": int(setting.overlap), **options}
-    bench = tiny_bench(stream, setting.controller(), lambda state: setting.make_drafter(state, texts), **given)
+    bench = tiny_bench(stream, setting.controller(), lambda room: setting.make_drafter(room, texts), **given)
     try:
         yield bench
         bench.run()
