@@ -159,6 +159,8 @@ def _spoil(tensors: dict[str, Any], change: str) -> None:
     elif change == "layout":
         for name in [name for name in tensors if name.startswith("layers.0.")]:
             tensors[name.replace("layers.0.", "decoder.")] = tensors.pop(name)
+    elif change == "not finite":
+        tensors["layers.0.mlp.up_proj.weight"][3, 5] = torch.nan
     elif change == "no d2t":
         del tensors["d2t"]
     elif change == "d2t range":
@@ -180,6 +182,7 @@ def _spoil(tensors: dict[str, Any], change: str) -> None:
         ("shape", ("fc.weight", "[32, 95]", "[32, 96]")),
         ("unknown", ("fc2.weight",)),
         ("layout", ("unknown layout", "midlayer.", "layers.0.")),
+        ("not finite", ("midlayer.mlp.up_proj.weight", "not finite")),
         ("no d2t", ("d2t", "missing")),
         ("d2t range", ("draft id 7", "target id 67", "64 ids")),
         ("d2t twice", ("several draft ids", "target id 1")),

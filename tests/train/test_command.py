@@ -79,7 +79,7 @@ def test_the_same_command_again_continues_and_drops_what_will_be_measured_anew(m
     run(model, data, out, options=replace(OPTIONS, epochs=1))
     first = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     with (out / "history.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 10_000}) + "\n")
+        file.write(json.dumps({"step": 10_000}) + "\n" + '{"step": 1')
     run(model, data, out)
     lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     assert lines[: len(first)] == first and len(lines) > len(first)
@@ -129,3 +129,23 @@ def test_impossible_options_are_named(wrong):
     [name] = wrong
     with pytest.raises(OverdriveError, match=f"--{name.replace('_', '-')} "):
         resolve(TrainOptions(**wrong))
+
+
+def test_figures_stand_whole_in_a_file(model, data, tmp_path, capsys):
+    """Not cut to the width of a terminal that is not there."""
+    options, sources = replace(OPTIONS, steps=7), [data]
+    train_head(model, sources, tmp_path / "out", head_options=HEAD, options=options, model_options=DUMMY)
+    shown = capsys.readouterr().out
+    assert "K=5" in shown and "…" not in shown
+
+
+@pytest.mark.parametrize("state", [{"weights": {}}, [1], "no archive"])
+def test_a_checkpoint_that_is_none_is_named_in_one_line(model, data, tmp_path, state):
+    path = tmp_path / "out" / "training.pt"
+    path.parent.mkdir()
+    if isinstance(state, str):
+        path.write_text(state)
+    else:
+        torch.save(state, path)
+    with pytest.raises(OverdriveError, match=r"^[^\n]*training\.pt [^\n]*; remove it to begin anew$"):
+        run(model, data, path.parent)

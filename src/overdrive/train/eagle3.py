@@ -99,8 +99,9 @@ def train_head(
         tallies = run.finish()
     if tallies:
         console = Console(quiet=quiet)
-        # A file or a pipe is as wide as the table; a terminal is as wide as it is.
-        console.print(table(tallies), width=None if console.is_terminal else TABLE_WIDTH)
+        if not console.is_terminal:  # a file or a pipe is as wide as the table
+            console.width = TABLE_WIDTH
+        console.print(table(tallies))
     return tallies
 
 

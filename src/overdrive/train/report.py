@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ class History:
     def __init__(self, path: Path, step: int) -> None:
         self._path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step] if step else []
+        kept = [line for line in lines if _step(line) <= step] if step else []
         path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
     def add(self, position: Position, **values: Any) -> None:
@@ -35,6 +36,14 @@ class History:
         line = where | {"epoch": position.epoch, "seconds": round(position.seconds, 1)} | values
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _step(line: str) -> float:
+    """Of a line of history; behind every step for one that was cut off when the machine went down."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 class Pace:

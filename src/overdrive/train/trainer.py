@@ -134,8 +134,12 @@ class Trainer:
         """Continue from a checkpoint. Raises OverdriveError for one that is damaged or of another run."""
         try:
             state = torch.load(path, map_location=self._teacher.device, weights_only=True)
-        except Exception as error:  # pickle, zipfile and torch each raise their own
-            raise OverdriveError(f"{path} cannot be read ({error}); remove it to begin anew") from None
+        except OSError as error:
+            raise OverdriveError(f"{path} cannot be read ({error.strerror}); remove it to begin anew") from None
+        except Exception:  # pickle, zipfile and torch each raise their own, and advise to trust the file
+            raise OverdriveError(f"{path} is damaged; remove it to begin anew") from None
+        if not isinstance(state, dict) or not {"run", "position", "weights", "optimiser", "tap_scale"} <= state.keys():
+            raise OverdriveError(f"{path} is no checkpoint of a training run; remove it to begin anew")
         for name, value in self._run().items():
             if state["run"].get(name) != value:
                 raise OverdriveError(

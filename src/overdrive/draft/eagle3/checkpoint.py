@@ -86,6 +86,9 @@ def read(folder: Path, target: ModelConfig) -> HeadCheckpoint:
         )
     _check_shapes(config, files, stored)
     tensors = {name: files.tensor(stored[name]) for name in expected_shapes(config)}
+    for name, tensor in tensors.items():
+        if not tensor.float().isfinite().all():  # its drafts would never be right, and nothing would say why
+            raise OverdriveError(f"head {folder}: tensor {stored[name]} holds values that are not finite")
     if "d2t" in stored:
         tensors["d2t"] = files.stored(stored["d2t"])
         _check_ids(config, tensors["d2t"], files.stored(stored["t2d"]) if "t2d" in stored else None, f"head {folder}")
