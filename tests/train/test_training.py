@@ -72,7 +72,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(teacher, datase
         other = tiny_teacher(seed=5)
         trainer(other, dataset).load(path)
     path.write_bytes(b"no zip file")
-    with pytest.raises(OverdriveError, match=r"training\.pt cannot be read"):
+    with pytest.raises(OverdriveError, match=r"training\.pt is damaged"):
         trainer(teacher, dataset).load(path)
 
 
