@@ -47,15 +47,18 @@ def flat_batch(ids: Sequence[int], positions: Tensor, starts: int) -> Batch:
     )
 
 
-def from_scratch(head: EagleHead, room: Room, slot: int, count: int) -> list[int]:
-    """`count` drafts after what `slot` holds, by its own sampling rules, from passes over the whole text."""
+def from_scratch(head: EagleHead, room: Room, slot: int, count: int, starts: int = 1) -> list[int]:
+    """`count` drafts after what `slot` holds, by its own sampling rules, from passes over the whole text.
+
+    starts: the first place that the head sees.
+    """
     target, length = tiny(), int(room.state.lengths[slot])
     tokens = room.state.history[slot, :length].tolist()
     kv = PagedKV.allocate(target.config, 2, 256, torch.float64)
     batch = flat_batch(tokens[:-1], torch.arange(length - 1), 0)
     taps = target.forward(batch, ReferenceAttention(kv, batch, target.config), head.config.taps).taps
     own = PagedKV.allocate(head.config, 2, 256, torch.float64)
-    batch = flat_batch(tokens[1:], torch.arange(1, length), 1)
+    batch = flat_batch(tokens[1:], torch.arange(1, length), starts)
     hidden = head.forward(head.fuse(taps), batch.ids, batch.positions, ReferenceAttention(own, batch, head.config))
     drafts = torch.zeros((1, count), dtype=torch.int64)
     for j in range(count):
@@ -63,7 +66,7 @@ def from_scratch(head: EagleHead, room: Room, slot: int, count: int) -> list[int
         scores[:, head.target_ids] = head.logits(hidden.normed[-1:])
         layout = Layout(*(torch.tensor([value]) for value in (0, slot, j, length + j)))
         drafts[:, j] = room.sampler(scores, layout, drafts, room.sampling)
-        batch = flat_batch(drafts[0, j : j + 1].tolist(), torch.tensor([length + j]), 1)
+        batch = flat_batch(drafts[0, j : j + 1].tolist(), torch.tensor([length + j]), starts)
         attention = ReferenceAttention(own, batch, head.config)
         hidden = head.forward(hidden.feedback[-1:].clone(), batch.ids, batch.positions, attention)
     return drafts[0].tolist()
@@ -71,7 +74,7 @@ def from_scratch(head: EagleHead, room: Room, slot: int, count: int) -> list[int
 
 @dataclass
 class Checked:
-    """A drafter whose every proposal is compared with one from scratch, unless the slot's window was cut."""
+    """A drafter whose every proposal is compared with one from scratch, behind the place where its window was cut."""
 
     drafter: EagleDrafter
     room: Room
@@ -88,10 +91,11 @@ class Checked:
         drafts = self.drafter.propose(slots, caps, width)
         for row, (slot, cap) in enumerate(zip(slots.tolist(), caps.tolist(), strict=True)):
             count = min(cap, self.on_pages(slot))
-            if count > 0 and self.drafter._starts[slot] == 1:
-                assert drafts.tokens[row, :count].tolist() == from_scratch(self.head, self.room, slot, count)
-                self.compared += 1
-            self.cut += bool(cap) and bool(self.drafter._starts[slot] > 1)
+            starts = int(self.drafter._starts[slot])
+            if count > 0:
+                assert drafts.tokens[row, :count].tolist() == from_scratch(self.head, self.room, slot, count, starts)
+                self.compared += starts == 1
+                self.cut += starts > 1
             assert not drafts.tokens[row, cap:].any()
         return drafts
 
