@@ -1,4 +1,4 @@
-"""What a pause in drafting costs an EAGLE-3 head: nothing within its window, for a while worse drafts beyond it.
+"""What a pause in drafting costs an EAGLE-3 head: nothing within its window, beyond it the text that it lost.
 
 Run: PYTHONPATH=src python benchmarks/catch_up.py --prompts FILE... [--count 200] [--rows 32] [--after 64]
      [--temperature 0] [--out recovery.jsonl]
