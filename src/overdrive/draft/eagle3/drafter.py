@@ -149,7 +149,7 @@ class EagleDrafter:
 
     def absorb(self, fed: Fed) -> None:
         """Keep the taps of what stands."""
-        self._ring.keep(fed, self._state.page_table)
+        self._ring.keep(fed, self._table, self._computed)
 
     def extend(self, slots: Tensor, drafts: int) -> None:
         """Read all pairs of these slots whose places have pages for certain, which leaves the newest to a proposal.

@@ -29,6 +29,7 @@ class TapRing:
         # Claimed but not touched: a slot or page costs memory from its first use on.
         self.taps = _untouched((slots, window, width), dtype)
         self.page_taps = _untouched((n_pages, width), dtype)
+        self._rings, self._beside = self.taps.numpy(), self.page_taps.numpy()
         self._compile()
 
     @staticmethod
@@ -36,15 +37,19 @@ class TapRing:
         """Memory that a ring of this size may come to use."""
         return (slots * window + n_pages) * width * itemsize
 
-    def keep(self, fed: Fed, table: Tensor) -> None:
-        """Take the taps of the positions that stand. table: [slots, W] int32, the page table of all slots."""
+    def keep(self, fed: Fed, table: NDArray[np.int32], computed: NDArray[np.int64]) -> None:
+        """Take the taps of the positions that stand, the last of which is `computed[slot] - 1`.
+
+        table: [slots, W], the page table. computed: [slots], as it is after the step. Every step pays for this, drafted
+        for or not: no tensor is asked for that another one tells of.
+        """
         _keep(
-            self.taps.numpy(),
-            self.page_taps.numpy(),
+            self._rings,
+            self._beside,
             fed.taps.numpy(),
             fed.batch.offsets.numpy(),
-            fed.batch.positions.numpy(),
-            table.numpy(),
+            table,
+            computed,
             fed.slots.numpy(),
             fed.known.numpy(),
             fed.counts.numpy(),
@@ -57,19 +62,15 @@ class TapRing:
         slots: of the batch's rows.
         """
         out = torch.empty((len(batch.ids), self.taps.shape[2]), dtype=self.taps.dtype)
-        _gather(self.taps.numpy(), slots, batch.rows.numpy(), batch.positions.numpy(), out.numpy())
+        _gather(self._rings, slots, batch.rows.numpy(), batch.positions.numpy(), out.numpy())
         return out
 
     def _compile(self) -> None:
         """Here, and not under the first request."""
-        none = np.zeros(0, np.int64)
-        ring, page_taps, taps = (
-            self.taps.numpy(),
-            self.page_taps.numpy(),
-            np.zeros((0, 1), self.page_taps.numpy().dtype),
-        )
-        _keep(ring, page_taps, taps, none, none, np.zeros((1, 1), np.int32), none, none, none, self._page_size)
-        _gather(ring, none, none, none, taps)
+        none, table = np.zeros(0, np.int64), np.zeros((1, 1), np.int32)
+        taps = np.zeros((0, 1), self._rings.dtype)
+        _keep(self._rings, self._beside, taps, none, table, none, none, none, none, self._page_size)
+        _gather(self._rings, none, none, none, taps)
 
     def restore(self, slot: int, position: int, page: int) -> None:
         """The taps of a slot's `position`, the last one of `page`, from beside that page."""
@@ -81,13 +82,13 @@ def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep(ring, page_taps, taps, offsets, positions, table, slots, known, counts, size):
+def _keep(ring, page_taps, taps, offsets, table, computed, slots, known, counts, size):
     window = ring.shape[1]
     for row in range(len(slots)):
         slot, begin = slots[row], offsets[row]
         stands = known[row] + max(counts[row] - 1, 0)
         for token in range(begin, begin + stands):
-            position = positions[token]
+            position = computed[slot] - stands + token - begin
             if token >= begin + stands - window:
                 ring[slot, position % window] = taps[token]
             if (position + 1) % size == 0:
