@@ -42,6 +42,7 @@ def make_batch(rows: int, context: int, tokens: int, page_size: int) -> Batch:
         offsets=torch.arange(rows + 1) * tokens,
         page_table=table,
         starts=torch.zeros(rows, dtype=torch.int64),
+        gaps=torch.zeros((rows, 2), dtype=torch.int64),
         writes=table[row, positions // page_size].long() * page_size + positions % page_size,
         wanted=torch.arange(0),
     )

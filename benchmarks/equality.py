@@ -149,6 +149,7 @@ class Judge:
             offsets=torch.tensor([0, count]),
             page_table=torch.tensor([[1]], dtype=torch.int32),
             starts=torch.tensor([0]),
+            gaps=torch.tensor([[0, 0]]),
             writes=MAX_LEN + places,
             wanted=places[-1:],
         )

@@ -121,6 +121,7 @@ def last_tokens(count: int, context: int) -> Batch:
         offsets=torch.tensor([0, count]),
         page_table=table,
         starts=torch.tensor([0]),
+        gaps=torch.tensor([[0, 0]]),
         writes=table[0, positions // PAGE].long() * PAGE + positions % PAGE,
         wanted=torch.arange(count),
     )

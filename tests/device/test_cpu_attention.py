@@ -40,10 +40,12 @@ class Story:
         page_size: int = 16,
         window: int = 0,
         starts: list[int] | None = None,
+        gaps: list[tuple[int, int]] | None = None,
     ) -> list[Tensor]:
         """Outputs of parts (row, first position, tokens), each [tokens, Hq * D], computed as one batch.
 
-        Blocks wholly before a row's start hold NaN; what else stands before it is finite and other than elsewhere.
+        Blocks wholly before a row's start or in its gap hold NaN; what else stands there is finite and other than in
+        the row's story.
         """
         width = -(-self.length // page_size)
         table = 1 + torch.randperm(len(parts) * width, generator=torch.Generator().manual_seed(page_size))
@@ -51,22 +53,28 @@ class Story:
         pages = [
             torch.full((table.numel() + 1, x.shape[2], page_size, x.shape[3]), float("nan")) for x in (self.k, self.v)
         ]
-        batch, counts = _batch(table, parts, page_size, starts), [count for _, _, count in parts]
+        batch, counts = _batch(table, parts, page_size, starts, gaps), [count for _, _, count in parts]
         for index, (row, first, count) in enumerate(parts):
-            start, end = int(batch.starts[index]), first + count
-            k, v = self.k[row, :end].clone(), self.v[row, :end].clone()
-            k[:start], v[:start] = -40 * k[:start], -40 * v[:start]
-            begin = start // BLOCK * BLOCK
-            attention.store(k[begin:], v[begin:], *pages, _places(table, index, torch.arange(begin, end), page_size))
+            places, start, gap = torch.arange(first + count), int(batch.starts[index]), batch.gaps[index]
+            hidden = (places < start) | ((places >= gap[0]) & (places < gap[1]))
+            k, v = self.k[row, : len(places)].clone(), self.v[row, : len(places)].clone()
+            k[hidden], v[hidden] = -40 * k[hidden], -40 * v[hidden]
+            block = places // BLOCK
+            stored = (block >= start // BLOCK) & ((block < -(-gap[0] // BLOCK)) | (block >= gap[1] // BLOCK))
+            attention.store(k[stored], v[stored], *pages, _places(table, index, places[stored], page_size))
         q = torch.cat([self.q[row, first : first + count] for row, first, count in parts])
         return list(attention.attend(q, *pages, batch, 0.2, window).split(counts))
 
-    def expected(self, row: int, first: int, count: int, window: int, start: int = 0) -> Tensor:
+    def expected(
+        self, row: int, first: int, count: int, window: int, start: int = 0, gap: tuple[int, int] = (0, 0)
+    ) -> Tensor:
         """The same in float64, dense."""
         q, k, v = (x[row].double() for x in (self.q, self.k, self.v))
         k, v = (x[: first + count].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        distance = torch.arange(first, first + count)[:, None] - torch.arange(first + count)
-        hidden = (distance < 0) | ((distance >= window) if window else False) | (torch.arange(first + count) < start)
+        places = torch.arange(first + count)
+        distance = places[first:, None] - places
+        hidden = (distance < 0) | ((distance >= window) if window else False)
+        hidden = hidden | (places < start) | ((places >= gap[0]) & (places < gap[1]))
         scores = torch.einsum("thd,lhd->htl", q[first : first + count], k) * 0.2
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return torch.einsum("htl,lhd->thd", weights, v).flatten(1)
@@ -76,7 +84,13 @@ def _places(table: Tensor, row: int, positions: Tensor, page_size: int) -> Tenso
     return table[row, positions // page_size].long() * page_size + positions % page_size
 
 
-def _batch(table: Tensor, parts: list[tuple[int, int, int]], page_size: int, starts: list[int] | None = None) -> Batch:
+def _batch(
+    table: Tensor,
+    parts: list[tuple[int, int, int]],
+    page_size: int,
+    starts: list[int] | None = None,
+    gaps: list[tuple[int, int]] | None = None,
+) -> Batch:
     positions = [torch.arange(first, first + count) for _, first, count in parts]
     counts = torch.tensor([count for _, _, count in parts])
     return Batch(
@@ -86,6 +100,7 @@ def _batch(table: Tensor, parts: list[tuple[int, int, int]], page_size: int, sta
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
         page_table=table,
         starts=torch.tensor(starts or [0] * len(parts)),
+        gaps=torch.tensor(gaps or [(0, 0)] * len(parts)),
         writes=torch.cat([_places(table, index, p, page_size) for index, p in enumerate(positions)]),
         wanted=torch.arange(0),
     )
@@ -125,11 +140,44 @@ def test_a_token_behind_a_start_does_not_depend_on_chunking(attention: PagedAtte
     torch.testing.assert_close(first_token.view(HEADS, DIMS), story.v[0, start].repeat_interleave(3, 0))
 
 
+GAPS = [(16, 300), (5, 17), (64, 128), (65, 256), (128, 384), (0, 200), (0, 0), (1, 127), (127, 129), (16, 413)]
+"""Within a block, at the ends of blocks and pages, across blocks, at the row's beginning, none."""
+
+
+@pytest.mark.parametrize("window", [0, 37, 200])
+@pytest.mark.parametrize("page_size", [4, 16, 64])
+def test_a_row_does_not_see_its_gap(attention: PagedAttention, page_size: int, window: int) -> None:
+    parts = [(row, max(end, 390) if row % 3 else end, 3 + row % 4) for row, (_, end) in enumerate(GAPS)]
+    starts, story = [row % 2 for row in range(len(GAPS))], Story(len(GAPS), 420)
+    together = story.attend(attention, parts, page_size, window, starts, GAPS)
+    for part, start, gap, got in zip(parts, starts, GAPS, together, strict=True):
+        expected = story.expected(*part, window, start, gap)
+        torch.testing.assert_close(got.double(), expected, atol=3e-6, rtol=1e-5)
+        [alone] = story.attend(attention, [part], page_size, window, [start], [gap])
+        assert torch.equal(alone, got)
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_a_token_behind_a_gap_does_not_depend_on_chunking(attention: PagedAttention, gap: tuple[int, int]) -> None:
+    story, length, begin = Story(1, 420), 420, max(gap[1], 1)
+    [whole] = story.attend(attention, [(0, begin, length - begin)], starts=[1], gaps=[gap])
+    for first in (begin, *(place for place in (256, 383, 384, 419) if place > begin)):
+        [part] = story.attend(attention, [(0, first, 1)], starts=[1], gaps=[gap])
+        assert torch.equal(part, whole[first - begin : first - begin + 1]), first
+
+
+def test_a_gap_from_the_beginning_is_a_later_start(attention: PagedAttention) -> None:
+    story, parts = Story(2, 420), [(0, 300, 40), (1, 130, 1)]
+    later = story.attend(attention, parts, starts=[260, 128])
+    for got, expected in zip(story.attend(attention, parts, gaps=[(0, 260), (0, 128)]), later, strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_the_reference_and_the_kernels_see_the_same(attention: PagedAttention) -> None:
     heads = tiny_config(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIMS, windows=(0, 37))
-    parts, starts = [(0, 5, 3), (1, 200, 2), (2, 90, 1)], [1, 129, 90]
+    parts, starts, gaps = [(0, 5, 3), (1, 200, 2), (2, 90, 1)], [1, 129, 1], [(0, 0), (150, 190), (8, 90)]
     story, table = Story(3, 210), (1 + torch.randperm(3 * 27)).view(3, 27).int()
-    batch = _batch(table, parts, 8, starts)
+    batch = _batch(table, parts, 8, starts, gaps)
     q, k, v = (torch.cat([x[row, at : at + n] for row, at, n in parts]) for x in (story.q, story.k, story.v))
     stored = [torch.randn(82, KV_HEADS, 8, DIMS) for _ in range(2)]
     kv = PagedKV([x.clone() for x in stored[:1]] * 2, [x.clone() for x in stored[1:]] * 2, 8)

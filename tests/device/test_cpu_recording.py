@@ -89,6 +89,7 @@ def random_batch(rng: random.Random, counts: list[int], contexts: list[int]) -> 
         offsets=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()]),
         page_table=table,
         starts=torch.tensor([rng.randrange(context + 1) for context in contexts]),
+        gaps=torch.tensor([sorted(rng.choices(range(context + 1), k=2)) for context in contexts]),
         writes=table[rows, positions // PAGE].long() * PAGE + positions % PAGE,
         wanted=torch.tensor(sorted(rng.sample(range(len(positions)), min(2, len(positions))))),
     )

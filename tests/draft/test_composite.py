@@ -88,7 +88,7 @@ def test_both_are_told_everything() -> None:
     both = CompositeDrafter(first, second)
     nobody = torch.zeros(0, dtype=torch.int64)
     entry = PageEntry(0, 0, (3,))
-    fed = Fed(Batch(*[nobody] * 8), nobody, nobody, nobody, nobody, nobody)
+    fed = Fed(Batch(*[nobody] * 9), nobody, nobody, nobody, nobody, nobody)
     both.enter(entry)
     both.admit(0, (1, 2), 0)
     both.absorb(fed)

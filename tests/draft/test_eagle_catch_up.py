@@ -44,6 +44,7 @@ def flat_batch(ids: Sequence[int], positions: Tensor, starts: int) -> Batch:
         writes=256 + positions,
         wanted=torch.arange(count),
         starts=torch.tensor([starts]),
+        gaps=torch.tensor([[0, 0]]),
     )
 
 

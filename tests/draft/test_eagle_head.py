@@ -170,7 +170,7 @@ def test_a_recorded_pass_is_the_pass(option: str, float32_target: Transformer, d
     taps, ids, places = _taps(head), torch.tensor(TOKENS[1:]), torch.arange(1, len(TOKENS))
     attended = torch.randn(len(taps), head.config.heads * head.config.head_dim)
     none = torch.zeros(0, dtype=torch.int64)
-    batch = Batch(ids, places, none, none, none.view(0, 0), none, none, torch.tensor([2, 5]))
+    batch = Batch(ids, places, none, none, none.view(0, 0), none, none.view(0, 2), none, torch.tensor([2, 5]))
 
     def forward() -> HeadScored:
         return head.score(batch, head.fuse(taps), lambda layer, q, k, v: attended)

@@ -95,6 +95,7 @@ def next_logits(tokens: Sequence[int]) -> torch.Tensor:
         offsets=torch.tensor([0, count]),
         page_table=torch.tensor([[1]], dtype=torch.int32),
         starts=torch.tensor([0]),
+        gaps=torch.tensor([[0, 0]]),
         writes=128 + places,
         wanted=places[-1:],
     )

@@ -28,6 +28,7 @@ def make_batch(rows: Sequence[tuple[list[int], int]], pages: Sequence[list[int]]
         offsets=torch.tensor(bounds),
         page_table=table,
         starts=torch.zeros(len(rows), dtype=torch.int64),
+        gaps=torch.zeros((len(rows), 2), dtype=torch.int64),
         writes=torch.tensor(writes),
         wanted=torch.arange(len(ids)),
     )

@@ -19,13 +19,20 @@ class Batch:
     """Ragged rows, flattened. Token t belongs to row `rows[t]`; row r's tokens are `offsets[r] : offsets[r+1]`.
 
     Every token attends to positions `starts[r] .. positions[t]` of its own row (inclusive; less with a sliding window),
-    whose keys and values stand in the row's pages: position p in page `page_table[r, p // page_size]`, slot
-    `p % page_size`.
+    those of the row's gap left out. Their keys and values stand in the row's pages: position p in page
+    `page_table[r, p // page_size]`, slot `p % page_size`.
+
+        starts[r] = 1, gaps[r] = [16, 300]:      0 | 1 .. 15 | 16 .. 299 | 300 .. positions[t]
+                                                     seen                  seen
 
     ids: [T] int64. positions: [T] int64, consecutive within a row. rows: [T] int64.
     offsets: [R + 1] int64. page_table: [R, W] int32, page 0 is the scratch page, W covers every position in the batch.
     starts: [R] int64, at most the row's first position: 0 for the target, 1 or later for a draft network, whose first
-    pair stands at 1. What stands before is not seen, but must be finite.
+    pair stands at 1.
+    gaps: [R, 2] int64, positions `gaps[r, 0] .. gaps[r, 1] - 1` are not seen: a draft network has not read them. A
+    gap ends at or before the row's first position and may begin before `starts[r]`; [0, 0] where nothing is missing,
+    which is always so for the target. Positions keep their numbers, and a sliding window counts the gap's too.
+    Keys and values at positions that are not seen must be finite all the same.
     writes: [T] int64, `page * page_size + position % page_size` of the place that takes the token's key and value.
     wanted: [N] int64, tokens whose logits are wanted, ascending.
     """
@@ -36,6 +43,7 @@ class Batch:
     offsets: Tensor
     page_table: Tensor
     starts: Tensor
+    gaps: Tensor
     writes: Tensor
     wanted: Tensor
 
@@ -71,6 +79,7 @@ def flatten(
         offsets=offsets,
         page_table=state.page_table[slots, :width],
         starts=torch.zeros_like(slots),
+        gaps=slots.new_zeros((len(slots), 2)),
         writes=pages * state.page_size + positions % state.page_size,
         wanted=wanted,
     )

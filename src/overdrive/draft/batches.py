@@ -53,6 +53,7 @@ def known_tokens(state: SlotState, slots: Ints, begins: Ints, counts: Ints, star
         offsets=torch.from_numpy(offsets),
         page_table=torch.from_numpy(table[slots, :width]),
         starts=torch.from_numpy(starts),
+        gaps=torch.zeros((len(slots), 2), dtype=torch.int64),
         writes=torch.from_numpy(writes),
         wanted=torch.from_numpy(offsets[1:] - 1),
     )
@@ -73,6 +74,7 @@ def one_each(state: SlotState, slots: Tensor, ids: Tensor, places: Tensor, start
         offsets=torch.from_numpy(rows),
         page_table=torch.from_numpy(pages),
         starts=torch.from_numpy(of_rows),
+        gaps=torch.zeros((count, 2), dtype=torch.int64),
         writes=torch.from_numpy(writes),
         wanted=known,
     )

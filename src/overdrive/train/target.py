@@ -95,6 +95,7 @@ class Teacher:
             offsets=none,
             page_table=none,
             starts=none,
+            gaps=none,
             writes=none,
             wanted=none,
         )

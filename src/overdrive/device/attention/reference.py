@@ -94,7 +94,8 @@ class PagedKV:
 class ReferenceAttention:
     """`Attention` of one batch: softmax(q k / sqrt(D)) v, row by row, over the row's own pages.
 
-    A token at position p sees positions max(start of its row, p - window + 1) .. p (without a window, start .. p).
+    A token at position p sees positions max(start of its row, p - window + 1) .. p (without a window, start .. p), but
+    for those in the row's gap.
     """
 
     def __init__(self, kv: PagedKV, batch: Batch, config: Heads) -> None:
@@ -111,21 +112,25 @@ class ReferenceAttention:
         out = torch.zeros_like(q)
         for (row, begin, end), length in zip(self._rows, self._lengths, strict=True):
             keys, values = self._kv.gather(layer, self._batch.page_table[row], length)
-            positions, start = self._batch.positions[begin:end], self._batch.starts[row]
-            out[begin:end] = self._attend_row(layer, q[begin:end], keys, values, positions, start)
+            hidden = self._hidden(layer, row, self._batch.positions[begin:end], length)
+            out[begin:end] = self._attend_row(q[begin:end], keys, values, hidden)
         return out.flatten(1)
 
-    def _attend_row(
-        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, start: Tensor
-    ) -> Tensor:
-        """q [t, Hq, D], keys and values [Hkv, length, D], positions [t], start [] -> [t, Hq, D]."""
-        kv_heads, length, head_dim = keys.shape
-        group = q.view(len(q), kv_heads, -1, head_dim)  # query head h reads key head h // (Hq / Hkv)
-        scores = torch.einsum("tkgd,kld->tkgl", group, keys) * head_dim**-0.5
+    def _hidden(self, layer: int, row: int, positions: Tensor, length: int) -> Tensor:
+        """Which places 0 .. length - 1 tokens of this row at `positions` [t] do not see, [t, length] bool."""
         places = torch.arange(length, device=positions.device)
-        distance = positions[:, None] - places  # [t, length]
-        hidden = (distance < 0) | (places < start)
+        begin, end = self._batch.gaps[row]
+        distance = positions[:, None] - places
+        hidden = (distance < 0) | (places < self._batch.starts[row]) | ((places >= begin) & (places < end))
         if window := self._config.window(layer):
             hidden = hidden | (distance >= window)
+        return hidden
+
+    @staticmethod
+    def _attend_row(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+        """q [t, Hq, D], keys and values [Hkv, length, D], hidden [t, length] -> [t, Hq, D]."""
+        kv_heads, _, head_dim = keys.shape
+        group = q.view(len(q), kv_heads, -1, head_dim)  # query head h reads key head h // (Hq / Hkv)
+        scores = torch.einsum("tkgd,kld->tkgl", group, keys) * head_dim**-0.5
         weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(dim=-1)
         return torch.einsum("tkgl,kld->tkgd", weights, values).reshape(q.shape)

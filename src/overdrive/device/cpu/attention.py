@@ -59,7 +59,7 @@ class PagedAttention:
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: Batch, scale: float, window: int = 0
     ) -> Tensor:
         """q: [T, Hq, D] float32, rows of any stride. A token at position p sees p - window + 1 .. p (0: all up to p)
-        of what its row shows, starts .. p.
+        of what its row shows: starts .. p without the gap.
 
         Returns [T, Hq * D]; zeros for tokens past the last row.
         """
@@ -73,7 +73,7 @@ class PagedAttention:
         if not 0 < count * kv_heads < few:
             return offsets[-1], count, 0
         starts, positions = batch.starts.numpy().tolist(), batch.positions.numpy()
-        # Blocks of each row, from its first visible position up to its last token.
+        # Blocks of each row, from its first visible position up to its last token; a gap leaves room unused.
         blocks = [
             int(positions[end - 1]) // BLOCK + 1 - start // BLOCK if n else 0
             for n, end, start in zip(tiles, offsets[1:], starts, strict=True)
@@ -126,6 +126,7 @@ class PreparedAttention:
             positions=batch.positions.data_ptr(),
             offsets=batch.offsets.data_ptr(),
             starts=batch.starts.data_ptr(),
+            gaps=batch.gaps.data_ptr(),
             table=batch.page_table.data_ptr(),
             table_stride=4 * batch.page_table.stride(0),
             k_pages=k_pages.data_ptr(),

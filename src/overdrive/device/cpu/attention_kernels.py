@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from numba import cfunc, njit
 from numba.core.ccallback import CFunc
 
@@ -62,6 +63,7 @@ class Arguments(NamedTuple):
     positions: int
     offsets: int
     starts: int
+    gaps: int
     table: int
     table_stride: int
     k_pages: int
@@ -85,17 +87,24 @@ FIELDS = len(Arguments._fields)
 
 
 class Tile(NamedTuple):
-    """Tokens `first .. stop` of a row: `n` queries of each key head, which see blocks `start .. after` and no position
-    before `lowest` or beyond `highest`. pages: the row's page table. height: n rounded up to whole tiles of rows."""
+    """Tokens `first .. stop` of a row: `n` queries of each key head, which see no position before `lowest`, beyond
+    `highest` or in `gap .. gap_end`, and so only blocks `start .. skip` and `resume .. after`, `blocks` in number.
+
+    pages: the row's page table. height: n rounded up to whole tiles of rows.
+    """
 
     first: int
     stop: int
     n: int
     height: int
     start: int
-    after: int
+    skip: int
+    resume: int
+    blocks: int
     lowest: int
     highest: int
+    gap: int
+    gap_end: int
     pages: int
 
 
@@ -134,10 +143,21 @@ def make_tile(c, row, first, end):
         low, high = min(low, load_int(c.positions + 8 * t)), max(high, load_int(c.positions + 8 * t))
     lowest = load_int(c.starts + 8 * row)
     start = (max(lowest, low - c.window + 1) if c.window > 0 else lowest) // BLOCK
+    gap, gap_end = load_int(c.gaps + 16 * row), load_int(c.gaps + 16 * row + 8)
+    skip = max(start, (gap + BLOCK - 1) // BLOCK)
+    resume = max(skip, gap_end // BLOCK)
+    blocks = high // BLOCK + 1 - resume + skip - start
     n = (stop - first) * c.group
     height = (n + TALL - 1) // TALL * TALL
     pages = c.table + row * c.table_stride
-    return Tile(first, stop, n, height, start, high // BLOCK + 1, lowest, high, pages)
+    return Tile(first, stop, n, height, start, skip, resume, blocks, lowest, high, gap, gap_end, pages)
+
+
+@njit(inline="always")
+def nth_block(tile, index):
+    """The block that a tile sees as its `index`-th, counted from 0."""
+    block = tile.start + index
+    return block if block < tile.skip else block + tile.resume - tile.skip
 
 
 @njit
@@ -173,6 +193,14 @@ def copy_block(dims, c, tile, block, head, offsets, count, keys, values):
             store_float(values + 4 * (i * dims + column), load_float(c.v_pages + place))
 
 
+@njit
+def hide_gap(tile, first, scores):
+    """No query sees the keys of a block that lie in the gap; the block's first key stands at position `first`."""
+    for r in range(tile.n):
+        for key in range(max(0, tile.gap - first), min(BLOCK, tile.gap_end - first)):
+            store_float(scores + 4 * (BLOCK * r + key), -np.inf)
+
+
 @njit(inline="always")
 def attend_block(dims, width, c, tile, block, k_base, v_base, places, ahead, queries, scores, part):
     """Top, total and sums of the tile's queries over one block of keys, into `part`.
@@ -185,6 +213,8 @@ def attend_block(dims, width, c, tile, block, k_base, v_base, places, ahead, que
     for r in range(0, tile.n, TALL):
         height, rows = tile_height(tile.n - r), queries + 4 * dims * r
         score_tile(dims, height, rows, k_base, places, ahead, strips, scores + 4 * BLOCK * r)
+    if tile.gap < first + count and tile.gap_end > first:
+        hide_gap(tile, first, scores)
     for r in range(tile.n):
         position = load_int(c.positions + 8 * (tile.first + r // c.group)) - first
         lowest = max(tile.lowest - first, position - c.window + 1) if c.window > 0 else tile.lowest - first
@@ -230,8 +260,9 @@ def finish_all(dims, width, c, tile, head, running):
 
 
 @njit(inline="always")
-def attend_task(dims, width, c, tile, scratch, scale, task, first_head, first_block, blocks):
-    """Some key heads over some blocks, one head after the other; each block's panels are found one block ahead."""
+def attend_task(dims, width, c, tile, scratch, scale, task, first_head, first, blocks):
+    """Some key heads over `blocks` blocks from the tile's `first` on, one head after the other; each block's panels are
+    found one block ahead."""
     capacity = (c.tile * c.group + TALL - 1) // TALL * TALL
     offsets = scratch + 16 * PANELS
     queries = offsets + 8 * BLOCK
@@ -244,26 +275,27 @@ def attend_task(dims, width, c, tile, scratch, scale, task, first_head, first_bl
     for panel in range(2 * PANELS):  # where copies stand
         store_int(scratch + 8 * panel, panel % PANELS * 4 * LANES * dims)
     if c.direct:
-        find_panels(c, tile, 4 * dims, first_block, first_head, scratch)
+        find_panels(c, tile, 4 * dims, nth_block(tile, first), first_head, scratch)
     for step in range(c.heads * blocks):
-        head, block = first_head + step // blocks, first_block + step % blocks
+        head, number = first_head + step // blocks, first + step % blocks
+        block = nth_block(tile, number)
         places = scratch + step % 2 * 8 * PANELS
         ahead = places
         if c.direct and step + 1 < c.heads * blocks:
             ahead = scratch + (step + 1) % 2 * 8 * PANELS
-            next_head, next_block = first_head + (step + 1) // blocks, first_block + (step + 1) % blocks
+            next_head, next_block = first_head + (step + 1) // blocks, nth_block(tile, first + (step + 1) % blocks)
             find_panels(c, tile, 4 * dims, next_block, next_head, ahead)
         if not c.direct:
             count = min(BLOCK, tile.highest + 1 - block * BLOCK)
             copy_block(dims, c, tile, block, head, offsets, count, keys, values)
-        if block == first_block:
+        if number == first:
             copy_queries(dims, c, tile, head, scale, queries)
             begin(width, tile, running)
         place = c.parts + task * c.part_size if c.parts else part
         attend_block(dims, width, c, tile, block, k_base, v_base, places, ahead, queries, scores, place)
         if not c.parts:
             fold_all(dims, width, tile, running, part)
-            if block + 1 == first_block + blocks:
+            if number + 1 == first + blocks:
                 finish_all(dims, width, c, tile, head, running)
 
 
@@ -282,12 +314,11 @@ def attend_kernel(dims: int) -> CFunc:
             end = load_int(c.offsets + 8 * row + 8)
             for first in range(load_int(c.offsets + 8 * row), end, c.tile):
                 tile = make_tile(c, row, first, end)
-                pieces = tile.after - tile.start if c.parts else 1
-                blocks = 1 if c.parts else tile.after - tile.start
+                pieces, blocks = (tile.blocks, 1) if c.parts else (1, tile.blocks)
                 tasks = c.kv_heads // c.heads * pieces
                 while task < seen + tasks:
                     group, piece = divmod(task - seen, pieces)
-                    attend_task(dims, width, c, tile, scratch, scale, task, group * c.heads, tile.start + piece, blocks)
+                    attend_task(dims, width, c, tile, scratch, scale, task, group * c.heads, piece, blocks)
                     task = take(a)
                 seen += tasks
 
@@ -308,16 +339,16 @@ def fold_kernel(dims: int) -> CFunc:
             end = load_int(c.offsets + 8 * row + 8)
             for first in range(load_int(c.offsets + 8 * row), end, c.tile):
                 tile = make_tile(c, row, first, end)
-                blocks = tile.after - tile.start
                 for head in range(c.kv_heads):
                     if number == task:
                         begin(width, tile, running)
-                        for piece in range(blocks):
-                            fold_all(dims, width, tile, running, c.parts + (seen + head * blocks + piece) * c.part_size)
+                        for piece in range(tile.blocks):
+                            part = c.parts + (seen + head * tile.blocks + piece) * c.part_size
+                            fold_all(dims, width, tile, running, part)
                         finish_all(dims, width, c, tile, head, running)
                         task = take(a)
                     number += 1
-                seen += c.kv_heads * blocks
+                seen += c.kv_heads * tile.blocks
 
     return kernel
 

@@ -33,7 +33,7 @@ from overdrive.device.cpu.team import Call, Team
 
 RECORDED_TOKENS = 64  # batches up to this size; in larger ones Python does not count
 PROGRAMS = 128  # shapes remembered
-FIXED, INPUTS = 8, 4  # fields of a batch; inputs beside it, at most
+FIXED, INPUTS = 9, 4  # fields of a batch; inputs beside it, at most
 BLOCKS = FIXED + INPUTS
 
 
@@ -89,13 +89,14 @@ class StaticBatch:
         self._offsets = torch.zeros(rows + 1, dtype=torch.int64)
         self._table = torch.zeros((rows, pages), dtype=torch.int32)
         self._starts = torch.zeros(rows, dtype=torch.int64)
+        self._gaps = torch.zeros((rows, 2), dtype=torch.int64)
         self._wanted = torch.zeros(tokens, dtype=torch.int64)
 
     def fill(self, batch: Batch, inputs: Sequence[Tensor] = ()) -> None:
         """Copy them here. inputs: at most INPUTS, [n, width] float32 with rows of any stride."""
         rows, starts, wanted = batch.rows.contiguous(), batch.starts.contiguous(), batch.wanted.contiguous()
         ids, positions, writes = batch.ids.contiguous(), batch.positions.contiguous(), batch.writes.contiguous()
-        offsets, table = batch.offsets.contiguous(), batch.page_table
+        offsets, gaps, table = batch.offsets.contiguous(), batch.gaps.contiguous(), batch.page_table
         table = table if table.stride(1) == 1 else table.contiguous()
         tokens = 8 * len(ids)
         words = [
@@ -105,6 +106,7 @@ class StaticBatch:
             *(writes.data_ptr(), 0, self._writes.data_ptr(), 0, 1, tokens),
             *(offsets.data_ptr(), 0, self._offsets.data_ptr(), 0, 1, 8 * len(offsets)),
             *(starts.data_ptr(), 0, self._starts.data_ptr(), 0, 1, 8 * len(starts)),
+            *(gaps.data_ptr(), 0, self._gaps.data_ptr(), 0, 1, 16 * len(gaps)),
             *(wanted.data_ptr(), 0, self._wanted.data_ptr(), 0, 1, 8 * len(wanted)),
             *(table.data_ptr(), 4 * table.stride(0), self._table.data_ptr(), 4 * self.pages, *_size(table)),
         ]
@@ -126,6 +128,7 @@ class StaticBatch:
             page_table=self._table[:rows, :pages],
             writes=self._writes[:tokens],
             starts=self._starts[:rows],
+            gaps=self._gaps[:rows],
             wanted=self._wanted[: len(batch.wanted)],
         )
         return static, [self._input(which, x.shape[1])[: len(x)] for which, x in enumerate(inputs)]

@@ -47,6 +47,7 @@ class CpuSteps:
             offsets=torch.from_numpy(offsets),
             page_table=torch.from_numpy(table[slot, : -(-upper_len // size)]),
             starts=torch.zeros_like(slots),
+            gaps=torch.from_numpy(np.zeros((len(slot), 2), np.int64)),
             writes=torch.from_numpy(pages * size + positions % size),
             wanted=torch.from_numpy(wanted),
         )

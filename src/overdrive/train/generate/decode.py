@@ -98,7 +98,15 @@ def token_batch(ids: Tensor, positions: Tensor) -> Batch:
     """Tokens [T] at positions [T] as the model wants them; pages mean nothing to an attention over slots."""
     none = positions[:0]
     return Batch(
-        ids=ids, positions=positions, rows=none, offsets=none, starts=none, page_table=none, writes=none, wanted=none
+        ids=ids,
+        positions=positions,
+        rows=none,
+        offsets=none,
+        page_table=none,
+        starts=none,
+        gaps=none,
+        writes=none,
+        wanted=none,
     )
 
 
