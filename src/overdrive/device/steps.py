@@ -12,7 +12,7 @@ from torch import Tensor
 from overdrive.device.batch import Batch, flatten
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
-from overdrive.device.verify import Verified, agree
+from overdrive.device.verify import Imposed, Verified, agree
 
 
 class Steps(Protocol):
@@ -31,7 +31,9 @@ class Steps(Protocol):
         """See `overdrive.device.batch.flatten`."""
         ...
 
-    def agree(self, drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor) -> Verified:
+    def agree(
+        self, drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor, imposed: Imposed | None = None
+    ) -> Verified:
         """See `overdrive.device.verify.agree`."""
         ...
 

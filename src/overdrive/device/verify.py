@@ -17,7 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from overdrive.device.noise import keyed_hash
 from overdrive.device.sampling import Layout, Masks, Sampler, SamplingState, sample
+
+IMPOSED_ID = 0xFFFFFFFF
+"""Stands for the token in the hash that imposes acceptance: no token has this id, so the noise of none is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,29 @@ class Verified:
     counts: Tensor
 
 
-def agree(drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor) -> Verified:
-    """Accept the longest run of drafts that the draws confirm.
+@dataclass(frozen=True, slots=True)
+class Imposed:
+    """Acceptance as a measurement prescribes it: only the comparison of draft and draw is replaced.
+
+    rates: [K] float32, chance that draft j is accepted if those before it were; K at least the drafts of every step.
+    seeds: [slots] int64, of the slots' requests.
+    """
+
+    rates: Tensor
+    seeds: Tensor
+
+    def accepts(self, slots: Tensor, positions: Tensor, depths: Tensor) -> Tensor:
+        """Whether drafts are accepted: `depths` before them in their row, at `positions`. int64, broadcasting; bool.
+
+        A hash of seed and position decides, so that every device and every batch decides alike.
+        """
+        salt = torch.full_like(positions, IMPOSED_ID)
+        level = keyed_hash(self.seeds[slots], positions, salt) >> 8  # 24 bits, exact in float32
+        return level.to(torch.float32) * 2.0**-24 < self.rates[depths]
+
+
+def agree(drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor, imposed: Imposed | None = None) -> Verified:
+    """Accept the longest run of drafts that the draws confirm, or that `imposed` accepts in place of them.
 
     drawn: [N] int64, what was drawn at every logit row. layout: what each is for, in any order. drafts: [R, K] int64,
     of which the first `n_drafts[r]` count and the rest are never accepted, whatever they hold. Rows of the step without
@@ -39,11 +64,21 @@ def agree(drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor) -> Ve
     tokens = drafts.new_full((rows, width + 1), -1)
     tokens[layout.rows, layout.depths] = drawn
     offered = torch.arange(width, device=drafts.device) < n_drafts.unsqueeze(1)  # [R, K]
-    agreed = (drafts == tokens[:, :-1]) & offered & (tokens[:, 1:] >= 0)
+    agreed = drafts == tokens[:, :-1] if imposed is None else lucky(imposed, layout, drafts)
+    agreed = agreed & offered & (tokens[:, 1:] >= 0)
     accepted = agreed.to(torch.int64).cumprod(dim=1).sum(dim=1)
     counts = torch.where(tokens[:, 0] >= 0, accepted + 1, 0)
     new = torch.arange(width + 1, device=drafts.device) < counts.unsqueeze(1)
     return Verified(tokens.masked_fill(~new, 0), counts)
+
+
+def lucky(imposed: Imposed, layout: Layout, drafts: Tensor) -> Tensor:
+    """[R, K] bool, the drafts that `imposed` accepts; those without a logit row are refused."""
+    rows, width = drafts.shape
+    accepts = torch.zeros((rows, width + 1), dtype=torch.bool, device=drafts.device)
+    depths = layout.depths.clamp(max=len(imposed.rates) - 1)  # no draft stands behind the last depth
+    accepts[layout.rows, layout.depths] = imposed.accepts(layout.slots, layout.positions, depths)
+    return accepts[:, :-1]
 
 
 def verify(

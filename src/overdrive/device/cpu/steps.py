@@ -9,7 +9,7 @@ from torch import Tensor
 from overdrive.device.batch import Batch
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
-from overdrive.device.verify import Verified
+from overdrive.device.verify import Imposed, Verified, lucky
 
 
 class CpuSteps:
@@ -54,7 +54,9 @@ class CpuSteps:
         parts = rows[wanted], of_slot[wanted], ahead[wanted] + 1, positions[wanted] + 1
         return batch, Layout(*(torch.from_numpy(part) for part in parts))
 
-    def agree(self, drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor) -> Verified:
+    def agree(
+        self, drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor, imposed: Imposed | None = None
+    ) -> Verified:
         """As `overdrive.device.verify.agree`."""
         guesses = drafts.numpy()
         rows, width = guesses.shape
@@ -62,7 +64,8 @@ class CpuSteps:
         tokens[layout.rows.numpy(), layout.depths.numpy()] = drawn.numpy()
         drew = tokens >= 0
         offered = np.arange(width) < n_drafts.numpy()[:, None]  # [R, K]
-        agreed = (guesses == tokens[:, :-1]) & offered & drew[:, 1:]
+        agreed = guesses == tokens[:, :-1] if imposed is None else lucky(imposed, layout, drafts).numpy()
+        agreed = agreed & offered & drew[:, 1:]
         counts = np.where(drew[:, 0], np.logical_and.accumulate(agreed, axis=1).sum(axis=1) + 1, 0)
         tokens[np.arange(width + 1) >= counts[:, None]] = 0
         return Verified(torch.from_numpy(tokens), torch.from_numpy(counts))
