@@ -16,6 +16,7 @@ from torch import Tensor
 
 from overdrive.device.batch import Batch
 from overdrive.device.logprobs import Logprobs, logprobs
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps, TorchSteps
@@ -72,8 +73,13 @@ class Runner:
         drafter: Drafter,
         stream: Stream,
         steps: Steps = TorchSteps(),
+        ranks: Ranks = ALONE,
     ) -> None:
-        """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score."""
+        """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score.
+
+        ranks: those who run every step together. Drafts and verdicts are rank 0's; what the drafter and the sampler of
+        another rank say is replaced by them.
+        """
         self._target = forward
         self._logits = logits
         self._state = state
@@ -82,6 +88,7 @@ class Runner:
         self._drafter = drafter
         self._stream = stream
         self._steps = steps
+        self._ranks = ranks
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -139,6 +146,7 @@ class Runner:
         caps = torch.tensor([row.drafts for row in launched.step.rows], device=launched.slots.device)
         width = max(row.drafts for row in launched.step.rows)
         launched.drafts = self._drafter.propose(launched.slots, caps, width)
+        self._ranks.share(launched.drafts.tokens, launched.drafts.counts)
 
     def _forward(self, launched: LaunchedStep) -> None:
         tokens, counts, _ = launched.drafts
@@ -153,6 +161,7 @@ class Runner:
         logits = launched.hidden.logits
         drawn = self._sampler(logits, launched.layout, tokens, self._sampling)
         done = self._steps.agree(drawn, launched.layout, tokens, counts)
+        self._ranks.share(done.tokens, done.counts)
         launched.verified = done
         scores = self._prompt_scores(launched)
         self._steps.advance(self._state, launched.slots, launched.known, done.tokens, done.counts)

@@ -14,9 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.errors import OverdriveError
 from overdrive.model.config import ModelConfig
 from overdrive.model.ops import Ops
+from overdrive.model.shard import Shard
 from overdrive.model.transformer import DenseLinear, Layer, Linear, Transformer
 
 Progress = Callable[[str, int, int], None]
@@ -130,24 +132,31 @@ def check_tensors(
 
 
 def assemble(
-    config: ModelConfig, checkpoint: Checkpoint, form: Form, max_model_len: int, progress: Progress
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    form: Form,
+    max_model_len: int,
+    progress: Progress,
+    ranks: Ranks = ALONE,
 ) -> Transformer:
-    """Build the decoder, layer by layer, reporting progress under the label "weights"."""
-    build = _Assembly(config, checkpoint, form)
+    """Build the decoder, or this rank's part of it, layer by layer, reporting progress under the label "weights"."""
+    shard = Shard(config, ranks)
+    build = _Assembly(shard, shard.local, shard.checkpoint(checkpoint), form)
     layers = []
     for index in range(config.layers):
         layers.append(build.layer(index))
         progress("weights", index + 1, config.layers + 1)
     embedding = build.dense("model.embed_tokens.weight")
-    head = build.linear("model.embed_tokens" if config.tied else "lm_head", biased=False)
+    head = shard.gathered(build.linear("model.embed_tokens" if config.tied else "lm_head", biased=False))
     final_norm = build.dense("model.norm.weight")
     progress("weights", config.layers + 1, config.layers + 1)
-    return Transformer(config, embedding, layers, final_norm, head, form.ops, max_model_len)
+    return Transformer(build.config, embedding, layers, final_norm, head, form.ops, max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
 class _Assembly:
-    config: ModelConfig
+    shard: Shard
+    config: ModelConfig  # of this rank's layers
     checkpoint: Checkpoint
     form: Form
 
@@ -168,8 +177,8 @@ class _Assembly:
             qkv=self.linear(*qkv, biased=config.qkv_bias),
             q_norm=self.dense(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=self.dense(attention + "k_norm.weight") if config.qk_norm else None,
-            output=self.linear(attention + "o_proj", biased=config.output_bias),
+            output=self.shard.summed(self.linear(attention + "o_proj", biased=config.output_bias)),
             post_norm=self.dense(prefix + "post_attention_layernorm.weight"),
             gate_up=self.linear(mlp + "gate_proj", mlp + "up_proj", biased=config.mlp_bias),
-            down=self.linear(mlp + "down_proj", biased=config.mlp_bias),
+            down=self.shard.summed(self.linear(mlp + "down_proj", biased=config.mlp_bias)),
         )

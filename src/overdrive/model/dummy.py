@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.model.assemble import Form, assemble, dense_factory, expected_shapes
 from overdrive.model.config import ModelConfig
 from overdrive.model.ops import TorchOps
@@ -38,13 +39,21 @@ class RandomCheckpoint:
 
 
 def random_transformer(
-    config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64, max_model_len: int = 0
+    config: ModelConfig,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    max_model_len: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Transformer:
-    """A CPU model of this config with random weights, in plain torch; max_model_len 0 takes the config's limit."""
+    """A CPU model of this config, or a rank's part of it, with random weights, in plain torch.
+
+    max_model_len: 0 takes the config's limit. All ranks together have the weights that one rank has alone.
+    """
     device = torch.device("cpu")
     form = Form(dtype, device, dense_factory(dtype, device), TorchOps(dtype, device))
     checkpoint = RandomCheckpoint(config, seed)
-    return assemble(config, checkpoint, form, max_model_len or config.max_positions, lambda label, done, total: None)
+    most = max_model_len or config.max_positions
+    return assemble(config, checkpoint, form, most, lambda label, done, total: None, ranks)
 
 
 def tiny_config(vocab: int = 64, **changes: Any) -> ModelConfig:

@@ -9,6 +9,7 @@ import torch
 
 from overdrive.config import ModelOptions
 from overdrive.device.cpu.team import Team
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
 from overdrive.model.assemble import Checkpoint, Progress, assemble
@@ -26,6 +27,7 @@ from overdrive.types import OVERSHOOT
 class Loaded:
     """A model ready to run.
 
+    config: of the whole model; `transformer.config` is of what this rank holds.
     max_model_len: most tokens of prompt and answer together; rotary tables reach a little further, for rows that run on
     past an end not yet known. source: the folder or .gguf file where the tokenizer and chat template live.
     """
@@ -37,19 +39,25 @@ class Loaded:
 
 
 def load(
-    model: str, options: ModelOptions, device: torch.device, progress: Progress, team: Team | None = None
+    model: str,
+    options: ModelOptions,
+    device: torch.device,
+    progress: Progress,
+    team: Team | None = None,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
     """Find, read and build a model.
 
     model: "smollm2", a folder with config.json and safetensors, a .gguf file, a hub id, or with load_format "dummy"
     also a config.json. team: the threads that run the CPU's kernels; None builds the model in plain torch on `device`,
-    the reference form. Raises OverdriveError, one line, for anything missing, damaged or unsupported.
+    the reference form. ranks: those who divide the model among them; each loads its part.
+    Raises OverdriveError, one line, for anything missing, damaged or unsupported.
     """
     source = locate(model, options, progress)
     config, checkpoint = open_checkpoint(source, options)
     max_model_len = _max_model_len(config, options.max_model_len)
     form = cpu_form(options.precision, team) if team else torch_form(options.precision, device)
-    transformer = assemble(config, checkpoint, form, max_model_len + OVERSHOOT, progress)
+    transformer = assemble(config, checkpoint, form, max_model_len + OVERSHOOT, progress, ranks)
     return Loaded(config, transformer, max_model_len, source if source.suffix != ".json" else source.parent)
 
 
