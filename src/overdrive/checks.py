@@ -20,11 +20,14 @@ def check_engine(options: EngineOptions) -> None:
     memory, scheduler = options.memory, options.scheduler
     _at_least(0, {"max-model-len": options.model.max_model_len, "kv-tokens": memory.kv_tokens})
     _at_least(0, {"threads": options.device.threads, "max-queue": scheduler.max_queue})
-    _at_least(1, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk})
+    _at_least(0, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk})
+    _at_least(0, {"max-step-tokens": scheduler.max_step_tokens})
+    if not 0 < memory.device_share <= 1:
+        raise OverdriveError(f"--device-share must be above 0 and at most 1, not {memory.device_share}")
     size = memory.page_size
     if size < 1 or size & (size - 1) or size > MAX_PAGE_SIZE:
         raise OverdriveError(f"--page-size must be a power of two up to {MAX_PAGE_SIZE}, not {size}")
-    if scheduler.max_step_tokens < scheduler.max_rows:
+    if scheduler.max_step_tokens and scheduler.max_step_tokens < scheduler.max_rows:
         raise OverdriveError(
             f"--max-step-tokens ({scheduler.max_step_tokens}) must be at least --max-rows ({scheduler.max_rows}): "
             "every running request feeds a token per step"

@@ -45,18 +45,20 @@ class MemoryOptions:
     """Positions the KV cache holds; 0 sizes it from free memory, the model and the running rows."""
     prefix_cache: bool = True
     """Share the KV of common beginnings between requests and turns."""
+    device_share: float = 0.9
+    """Share of a GPU's memory that weights, KV cache and everything else may take together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     """What may run together."""
 
-    max_rows: int = 64
-    """Most requests in one step."""
-    max_step_tokens: int = 1024
-    """Most tokens, drafts included, that one step feeds to the model."""
-    chunk: int = 256
-    """Most prompt tokens of one request in one step."""
+    max_rows: int = 0
+    """Most requests in one step; 0 takes what suits the device: 64 on a CPU, 256 on a GPU."""
+    max_step_tokens: int = 0
+    """Most tokens, drafts included, that one step feeds to the model; 0 takes 1024 on a CPU, 2048 on a GPU."""
+    chunk: int = 0
+    """Most prompt tokens of one request in one step; 0 takes 256 on a CPU, 2048 on a GPU."""
     max_queue: int = 1024
     """Requests that may wait; beyond it the answer is 429."""
 
@@ -84,16 +86,23 @@ class DraftOptions:
     """Shortest repeated suffix the n-gram drafter continues."""
     draft_window: int = 256
     """Newest positions per row that a draft network can catch up on after steps without drafts."""
+    simulate_acceptance: str = ""
+    """For measuring: accept drafts by chance, not by their tokens. Shares of rows that accept the first draft, the
+    first two, .. : 0.7,0.49,0.343. The text is then nobody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
     """The machine."""
 
+    device: str = "auto"
+    """cpu, cuda or cuda:N. auto: the first GPU where there is one that this installation can use."""
     threads: int = 0
     """Threads for arithmetic; 0 takes the physical cores this process may use."""
     overlap: Switch = "auto"
     """Run host work under the device's step; auto takes what measured faster for the device."""
+    graphs: bool = True
+    """Record a GPU's steps as CUDA graphs at start. Off starts sooner and runs slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

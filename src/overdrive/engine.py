@@ -11,21 +11,15 @@ from collections.abc import Callable, Iterable
 
 from overdrive.commit import Committer, Delta
 from overdrive.config import EngineOptions
-from overdrive.device.attention.reference import PagedKV
-from overdrive.device.build import CpuDevice, open_device
+from overdrive.device.base import Device, Parts
+from overdrive.device.build import open_device
 from overdrive.device.cpu.precompile import Precompiler
-from overdrive.device.runner import Runner
-from overdrive.device.sampling import SamplingState
-from overdrive.device.state import SlotState
-from overdrive.device.stream import Stream
-from overdrive.draft import Choice, Room, choose
+from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.loop import Loop
-from overdrive.machine import available_bytes
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.model.config import ModelConfig
-from overdrive.model.transformer import Transformer
 from overdrive.model.weights import Loaded, load
 from overdrive.policy.acceptance import KEYS, DraftCounts
 from overdrive.policy.controller import Controller, FixedDrafts
@@ -36,9 +30,6 @@ from overdrive.types import OVERSHOOT, Finish, FinishReason, Outcome, SamplingPa
 from overdrive.wire import DraftStats, EngineInfo, Stats
 
 Progress = Callable[[str, int, int], None]
-
-KV_SHARE = 0.3
-"""Share of the memory still available after loading that the KV cache takes when no size is given."""
 
 
 class Engine:
@@ -160,22 +151,22 @@ def build(
     controller: decides each step's drafts; by default always `options.draft.drafts`.
     precompiler: one that was started earlier, so that it has a lead.
     """
-    precompiler = precompiler or Precompiler()
-    device = open_device(options.device)
+    device = open_device(options, precompiler)
+    options = device.resolve(options)
     loaded = load(model, options.model, device.torch_device, progress, device.team)
     progress("tokenizer", 0, 1)
     tokenizer, _ = open_text(loaded.source, options.model)
     progress("tokenizer", 1, 1)
     choice = choose(options, loaded, device, progress)
-    n_pages = count_pages(loaded, options, choice)
+    drafts = 0 if choice.name == "none" else options.draft.drafts
+    n_pages = count_pages(loaded, options, choice, device)
     pool = PagePool(n_pages)
     limits = _limits(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
     stream = device.open_stream()
-    progress("kernels", 0, 1)
-    runner = open_runner(loaded.transformer, limits, n_pages, choice, device, stream, precompiler)
-    drafts = 0 if choice.name == "none" else options.draft.drafts
+    parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, options)
+    runner = device.open_runner(parts, stream, progress)
     meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
     loop = Loop(scheduler, controller or FixedDrafts(drafts), runner, committer, device.lookahead)
@@ -200,28 +191,7 @@ def build(
         overlap=device.lookahead > 0,
         device=str(device.torch_device),
     )
-    progress("kernels", 1, 1)
     return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), stream.close)
-
-
-def open_runner(
-    model: Transformer,
-    limits: Limits,
-    n_pages: int,
-    choice: Choice,
-    device: CpuDevice,
-    stream: Stream,
-    precompiler: Precompiler,
-) -> Runner:
-    """The device's side: slots, pages, sampler and drafter around a model."""
-    kv = PagedKV.allocate(model.config, n_pages, limits.page_size, model.dtype)
-    state = SlotState(limits.max_rows, limits.max_model_len, limits.page_size)
-    sampling = SamplingState(limits.max_rows, model.config.vocab, model.dtype)
-    sampler = device.sampler(model.config.vocab, model.dtype)
-    precompiler.wait()  # only now: attention was compiled here meanwhile
-    drafter = choice.open(Room(device, state, sampling, sampler, n_pages))
-    forward = device.forward(model, kv, drafter.taps)
-    return Runner(forward, model.logits, state, sampling, sampler, drafter, stream, device.steps)
 
 
 def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
@@ -236,7 +206,7 @@ def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
     )
 
 
-def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice) -> int:
+def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice, device: Device) -> int:
     """Pages of the KV cache, the scratch page included: as asked, or a share of the memory that is left.
 
     What the drafter keeps beside every page and for every slot is taken from the same memory.
@@ -247,7 +217,7 @@ def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice) -> int:
     size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.config
     page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * loaded.transformer.dtype.itemsize
     page_bytes += choice.page_bytes(size)
-    free = max(0, available_bytes() - rows * choice.slot_bytes())
+    free = max(0, device.free_bytes(options, loaded.transformer) - rows * choice.slot_bytes())
     if asked := -(-options.memory.kv_tokens // size):
         if asked * page_bytes > free:
             raise OverdriveError(
@@ -256,7 +226,7 @@ def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice) -> int:
             )
         return 1 + asked
     most = rows * -(-(loaded.max_model_len + OVERSHOOT) // size)
-    pages = min(most, int(free * KV_SHARE) // page_bytes)
+    pages = min(most, int(free * device.kv_share) // page_bytes)
     if pages < rows:
         raise OverdriveError(
             f"not enough memory for a KV cache: {pages} pages of {page_bytes} bytes for {rows} rows; "

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
-from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
 from overdrive.model.assemble import assemble
 from overdrive.model.dummy import RandomCheckpoint, random_transformer, tiny_config

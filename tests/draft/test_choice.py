@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from overdrive.config import DraftOptions, EngineOptions, ModelOptions
-from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
 from overdrive.draft import choose
 from overdrive.errors import OverdriveError

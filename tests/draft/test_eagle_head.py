@@ -11,7 +11,7 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
-from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.recording import Arena, Recording, Watch
 from overdrive.device.cpu.team import Team
 from overdrive.draft.eagle3.checkpoint import write

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overdrive.config import ModelOptions
-from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
 from overdrive.draft.small import load_small
 from overdrive.draft.vocabulary import Vocabulary, check_same_vocabulary

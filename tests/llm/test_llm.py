@@ -323,7 +323,7 @@ def test_a_bad_conversation_is_named(llm):
         ({"draughts": 3}, "draughts"),
         ({"drafts": "3"}, "drafts"),
         ({"draft": "eagle"}, "draft"),
-        ({"chunk": 0}, "chunk"),
+        ({"chunk": -1}, "chunk"),
         ({"kv_tokens": 10**12}, "--kv-tokens 1000000000000 needs"),
     ],
     ids=str,

@@ -10,7 +10,7 @@ import torch
 from overdrive.commit import Committer
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
-from overdrive.device.build import CpuDevice
+from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
 from overdrive.device.runner import Runner
 from overdrive.device.sampling import Layout, SamplingState, sample

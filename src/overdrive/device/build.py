@@ -1,110 +1,29 @@
-"""What a kind of device provides: its stream, attention, sampler and threads. The engine asks here and nowhere else."""
+"""Which device the options mean. The engine asks here and nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
-
 import torch
-from torch import Tensor
 
-from overdrive.config import DeviceOptions
-from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
-from overdrive.device.batch import Batch
-from overdrive.device.cpu.attention import PagedAttention
-from overdrive.device.cpu.recording import RecordedPass
-from overdrive.device.cpu.sampling import CpuSampler
-from overdrive.device.cpu.steps import CpuSteps
-from overdrive.device.cpu.team import Team
-from overdrive.device.runner import Forward
-from overdrive.device.sampling import Sampler, sample
-from overdrive.device.steps import Steps
-from overdrive.device.stream import InlineStream, Stream, ThreadStream
-from overdrive.machine import usable_cores
-from overdrive.model.transformer import Transformer
-
-Result = TypeVar("Result")
+from overdrive.config import EngineOptions
+from overdrive.device.base import Device
+from overdrive.device.cpu.device import open_cpu
+from overdrive.device.cpu.precompile import Precompiler
+from overdrive.errors import OverdriveError
 
 
-class CpuAttention:
-    """`Attention` of one batch by the CPU's kernels."""
+def open_device(options: EngineOptions, precompiler: Precompiler | None = None) -> Device:
+    """The device of `options.device`. Raises OverdriveError, one line, for one that is not there.
 
-    def __init__(self, kernels: PagedAttention, kv: PagedKV, heads: Heads, batch: Batch) -> None:
-        self._kernels = kernels
-        self._kv = kv
-        self._heads = heads
-        self._writes = batch.writes
-        self._attend = kernels.prepare(batch, heads.heads, heads.kv_heads)
-        self._scale = heads.head_dim**-0.5
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_pages, v_pages = self._kv.k_pages[layer], self._kv.v_pages[layer]
-        self._kernels.store(k, v, k_pages, v_pages, self._writes)
-        return self._attend(q, k_pages, v_pages, self._scale, self._heads.window(layer))
-
-
-@dataclass(frozen=True, slots=True)
-class CpuDevice:
-    """Threads of this process. lookahead: steps that may be launched before the one before them is settled."""
-
-    team: Team
-    lookahead: int
-    torch_device: torch.device
-
-    @property
-    def threads(self) -> int:
-        """Threads that run arithmetic."""
-        return self.team.threads
-
-    @property
-    def steps(self) -> Steps:
-        """The bookkeeping around the model."""
-        return CpuSteps()
-
-    def open_stream(self) -> Stream:
-        """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise."""
-        return ThreadStream(_one_torch_thread) if self.lookahead else InlineStream(_one_torch_thread)
-
-    def forward(self, model: Transformer, kv: PagedKV, taps: Sequence[int] = ()) -> Forward:
-        """The target's pass over pages `kv`, with the residual stream on entry to the layers `taps`."""
-        return self.record(lambda batch, attention: model.score(batch, attention, taps), kv, model.config)
-
-    def record(self, pass_: Callable[..., Result], kv: PagedKV, heads: Heads) -> Callable[..., Result]:
-        """`pass_(batch, attention, *inputs)` as a function of (batch, *inputs): for float32 with this device's
-        attention over pages `kv`, recorded where batches are small; for float64 the reference.
-
-        A pass that is to be recorded computes with the device's `Ops` and linears alone (torch may slice and view), and
-        what it needs beside the batch comes as inputs, [n, width] of the model's type. Its result, a tensor or a tuple
-        of tensors, is good until the next call.
-        """
-        if kv.k_pages[0].dtype != torch.float32:
-            return lambda batch, *inputs: pass_(batch, ReferenceAttention(kv, batch, heads), *inputs)
-        kernels = PagedAttention(self.team, heads.head_dim)
-
-        def written(batch: Batch, *inputs: Tensor) -> Result:
-            return pass_(batch, CpuAttention(kernels, kv, heads, batch), *inputs)
-
-        def shape(batch: Batch) -> int:
-            return kernels.divide(batch, heads.heads, heads.kv_heads)[2]
-
-        return RecordedPass(written, shape, self.team)
-
-    def sampler(self, vocab_size: int, dtype: torch.dtype) -> Sampler:
-        """The fastest sampler for logits of this dtype; the reference for all but float32."""
-        return CpuSampler(vocab_size, dtype, self.team) if dtype == torch.float32 else sample
-
-
-def open_device(options: DeviceOptions) -> CpuDevice:
-    """The device that the options mean. Host work overlaps only where asked: on few cores it fights for them."""
-    threads = options.threads or usable_cores()
-    _one_torch_thread()
-    return CpuDevice(Team(threads), 1 if options.overlap == "on" else 0, torch.device("cpu"))
-
-
-def _one_torch_thread() -> None:
-    """The team's kernels do the arithmetic; torch's threads would only spin beside them (a third of a step at 4 rows).
-
-    Belongs to the calling thread.
+    precompiler: of the CPU's kernels, where one was started early.
     """
-    torch.set_num_threads(1)
+    wanted = options.device.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = wanted.partition(":")
+    if kind == "cpu" and not index:
+        return open_cpu(options.device.threads, options.device.overlap == "on", precompiler)
+    if kind == "cuda" and (index.isdigit() or not index):
+        from overdrive.device.cuda.device import open_cuda  # and with it Triton, which only GPUs need
+
+        return open_cuda(int(index or 0), options)
+    raise OverdriveError(f"--device must be auto, cpu, cuda or cuda:N, not {wanted!r}")

@@ -25,11 +25,11 @@ from overdrive.draft.small import load_small
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
 from overdrive.model.assemble import Progress
-from overdrive.model.forms import cpu_form
+from overdrive.model.forms import cpu_form, torch_form
 from overdrive.model.weights import Loaded
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
-    from overdrive.device.build import CpuDevice
+    from overdrive.device.base import Device
 
 __all__ = ["Choice", "Drafter", "Drafts", "Room", "choose", "compile_drafters"]
 
@@ -70,7 +70,7 @@ class Ngrams:
         return NgramDrafter(room.state.history, room.state.lengths, self.shortest)
 
 
-def choose(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: Progress) -> Choice:
+def choose(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:
     """The drafter that `options.draft` means for this model, its weights loaded.
 
     auto: n-gram copies and the EAGLE-3 head that is given or ships for this model; copies alone where there is none.
@@ -104,14 +104,14 @@ def compile_drafters() -> None:
     TapRing(1, 1, 1, 1, 1, torch.float32)
 
 
-def _small(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: Progress) -> Choice:
+def _small(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:
     model = options.draft.draft_model
     if not model:
         raise OverdriveError(f"--draft {options.draft.draft} needs --draft-model, a model of the same vocabulary")
     return load_small(model, loaded, options.model, device, progress)
 
 
-def _eagle(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: Progress) -> Choice | None:
+def _eagle(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice | None:
     """The head that is given or ships; None where neither is and "auto" leaves it open."""
     target = loaded.transformer
     draft = options.draft
@@ -120,7 +120,10 @@ def _eagle(options: EngineOptions, loaded: Loaded, device: CpuDevice, progress: 
         if draft.draft == "auto":
             return None
         raise OverdriveError(f"--draft {draft.draft} needs --draft-model: no head ships for this model")
-    head = load_head(folder, target, cpu_form(options.model.precision, device.team), progress)
+    team = device.team
+    precision = options.model.precision
+    form = cpu_form(precision, team) if team else torch_form(precision, device.torch_device)
+    head = load_head(folder, target, form, progress)
     return EagleChoice(head, folder, max(draft.draft_window, least_window(options.scheduler.chunk)), target.dtype)
 
 

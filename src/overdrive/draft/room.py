@@ -10,7 +10,7 @@ from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafter
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
-    from overdrive.device.build import CpuDevice
+    from overdrive.device.cpu.device import CpuDevice
 
 
 @dataclass(frozen=True, slots=True)

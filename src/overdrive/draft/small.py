@@ -38,7 +38,7 @@ from overdrive.model.weights import Loaded, load
 from overdrive.types import PageEntry
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
-    from overdrive.device.build import CpuDevice
+    from overdrive.device.base import Device
 
 PASS_TOKENS = 512
 """Most tokens read in one pass."""
@@ -222,7 +222,7 @@ class SmallModelChoice:
 
 
 def load_small(
-    model: str, target: Loaded, options: ModelOptions, device: CpuDevice, progress: Progress
+    model: str, target: Loaded, options: ModelOptions, device: Device, progress: Progress
 ) -> SmallModelChoice:
     """The model named `model`, in the precision that the target has by `options`.
 

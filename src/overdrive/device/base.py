@@ -1,0 +1,80 @@
+"""What the engine asks of a device, whatever it is. Chosen in `device.build`, used by `engine` and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from overdrive.config import EngineOptions
+from overdrive.device.stream import Stream
+from overdrive.loop import Runner
+from overdrive.scheduler import Limits
+
+if TYPE_CHECKING:  # drafters run on devices, and these rooms import that one first
+    from overdrive.device.cpu.team import Team
+    from overdrive.draft.room import Choice
+    from overdrive.model.transformer import Transformer
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a runner is made of. n_pages: the scratch page included. drafts: the most that a plan may ask for."""
+
+    model: Transformer
+    choice: Choice
+    limits: Limits
+    n_pages: int
+    drafts: int
+    options: EngineOptions
+
+
+class DraftingRunner(Runner[Any], Protocol):
+    """A runner that says who may write its drafts; `Outcome.sources` are indices into that."""
+
+    @property
+    def sources(self) -> tuple[str, ...]: ...
+
+
+class Device(Protocol):
+    """Where a model runs.
+
+    threads: of this process that run arithmetic. lookahead: steps that may be launched before the one before them is
+    settled; 1 overlaps the host's work with the device's. team: the threads of the CPU's kernels, None elsewhere.
+    kv_share: of the free memory, what the KV cache takes when no size is given.
+    """
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def lookahead(self) -> int: ...
+
+    @property
+    def team(self) -> Team | None: ...
+
+    @property
+    def kv_share(self) -> float: ...
+
+    def resolve(self, options: EngineOptions) -> EngineOptions:
+        """`options` with this device's own number wherever they leave one open."""
+        ...
+
+    def free_bytes(self, options: EngineOptions, model: Transformer) -> int:
+        """Memory that the KV cache and what stands beside it may take, the model being loaded."""
+        ...
+
+    def open_stream(self) -> Stream:
+        """A stream for launches."""
+        ...
+
+    def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> DraftingRunner:
+        """Slots, pages, sampler and drafter around a model, ready to run."""
+        ...
