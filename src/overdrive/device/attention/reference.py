@@ -95,7 +95,7 @@ class ReferenceAttention:
     """`Attention` of one batch: softmax(q k / sqrt(D)) v, row by row, over the row's own pages.
 
     A token at position p sees positions max(start of its row, p - window + 1) .. p (without a window, start .. p), but
-    for those in the row's gap.
+    for those in the row's gap. Tokens behind the last row are padding: nothing is stored for them, and they get zeros.
     """
 
     def __init__(self, kv: PagedKV, batch: Batch, config: Heads) -> None:
@@ -103,12 +103,13 @@ class ReferenceAttention:
         self._batch = batch
         self._config = config
         bounds = batch.offsets.tolist()
+        self._tokens = bounds[-1]
         # Rows without tokens (padding) have nothing to attend.
         self._rows = [(r, a, b) for r, (a, b) in enumerate(pairwise(bounds)) if a < b]
         self._lengths = [int(batch.positions[a:b].max()) + 1 for _, a, b in self._rows]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._kv.write(layer, self._batch.writes, k, v)
+        self._kv.write(layer, self._batch.writes[: self._tokens], k[: self._tokens], v[: self._tokens])
         out = torch.zeros_like(q)
         for (row, begin, end), length in zip(self._rows, self._lengths, strict=True):
             keys, values = self._kv.gather(layer, self._batch.page_table[row], length)
