@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from overdrive.config import DraftOptions, EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
+from overdrive.policy.imposed import parse_survival
 from overdrive.types import MAX_DRAFTS
 
 MAX_PAGE_SIZE = 1024
@@ -44,6 +45,8 @@ def _check_drafts(draft: DraftOptions) -> None:
     _at_least(1 + MAX_DRAFTS, {"draft-window": draft.draft_window})  # one step can add as many
     if draft.drafts > MAX_DRAFTS:
         raise OverdriveError(f"--drafts must be at most {MAX_DRAFTS}, not {draft.drafts}")
+    if draft.simulate_acceptance:
+        parse_survival(draft.simulate_acceptance)
     if draft.draft_model and draft.draft in ("none", "ngram"):
         raise OverdriveError(f"--draft-model ({draft.draft_model}) has no use with --draft {draft.draft}")
 

@@ -110,6 +110,7 @@ class Engine:
             host_seconds=times.scheduled + times.settled,
             prompt_tokens=cache.asked_tokens if cache else 0,
             prefix_tokens=cache.hit_tokens if cache else 0,
+            simulated=bool(self.info.simulated_acceptance),
         )
 
 
@@ -190,6 +191,7 @@ def build(
         threads=device.threads,
         overlap=device.lookahead > 0,
         device=str(device.torch_device),
+        simulated_acceptance=options.draft.simulate_acceptance if drafts else "",
     )
     return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), stream.close)
 

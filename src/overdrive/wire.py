@@ -116,7 +116,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: positions the KV cache holds; a request longer than that can never run.
     drafts: most drafts per row and step. drafter: who writes them, "none" for nobody. draft_model: the head or small
     model it reads, where it came from; "" for drafters without one. sources: names of those who may write a row's
-    drafts; `Tokens.source` is an index into it.
+    drafts; `Tokens.source` is an index into it. simulated_acceptance: drafts are accepted by chance and the text is
+    nobody's, as `DraftOptions.simulate_acceptance` says; "" where drafts are verified.
     """
 
     model: str
@@ -138,6 +139,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     overlap: bool
     device: str = "cpu"
+    simulated_acceptance: str = ""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -174,7 +176,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     rounds: row steps that yielded tokens; `generated / rounds` is the tokens of a round.
     drafts: one entry per source and key; empty where nothing may be drafted. plans: steps by their K, K = 0 first.
     launch_seconds: of the draft, forward, accept and absorb launches. host_seconds: schedule, build, commit, publish.
-    prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted.
+    prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted. simulated: whether acceptance is.
     """
 
     running: int = 0
@@ -193,6 +195,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     host_seconds: float = 0.0
     prompt_tokens: int = 0
     prefix_tokens: int = 0
+    simulated: bool = False
 
 
 ToEngine = Submit | Abort | Drain | Stop

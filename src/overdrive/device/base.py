@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from overdrive.config import EngineOptions
+from overdrive.device.sampling import SamplingState
 from overdrive.device.stream import Stream
+from overdrive.device.verify import Imposed
 from overdrive.loop import Runner
+from overdrive.policy.imposed import conditional_rates, parse_survival
 from overdrive.scheduler import Limits
 
 if TYPE_CHECKING:  # drafters run on devices, and these rooms import that one first
@@ -78,3 +81,11 @@ class Device(Protocol):
     def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> DraftingRunner:
         """Slots, pages, sampler and drafter around a model, ready to run."""
         ...
+
+
+def impose(survival: str, sampling: SamplingState, drafts: int) -> Imposed | None:
+    """What `DraftOptions.simulate_acceptance` means for plans of up to so many drafts; None where it is empty."""
+    if not survival:
+        return None
+    rates = conditional_rates(parse_survival(survival), max(drafts, 1))
+    return Imposed(torch.tensor(rates, dtype=torch.float32, device=sampling.seed.device), sampling.seed)

@@ -21,7 +21,7 @@ from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps, TorchSteps
 from overdrive.device.stream import Event, Stream
-from overdrive.device.verify import Verified
+from overdrive.device.verify import Imposed, Verified
 from overdrive.draft.base import Drafter, Drafts, Fed
 from overdrive.model.transformer import Scored
 from overdrive.types import Outcome, Row, Step, TopLogprobs
@@ -74,11 +74,12 @@ class Runner:
         stream: Stream,
         steps: Steps = TorchSteps(),
         ranks: Ranks = ALONE,
+        imposed: Imposed | None = None,
     ) -> None:
         """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score.
 
         ranks: those who run every step together. Drafts and verdicts are rank 0's; what the drafter and the sampler of
-        another rank say is replaced by them.
+        another rank say is replaced by them. imposed: replaces the comparison of drafts and draws, for measurements.
         """
         self._target = forward
         self._logits = logits
@@ -89,6 +90,7 @@ class Runner:
         self._stream = stream
         self._steps = steps
         self._ranks = ranks
+        self._imposed = imposed
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -160,7 +162,7 @@ class Runner:
         tokens, counts, sources = launched.drafts
         logits = launched.hidden.logits
         drawn = self._sampler(logits, launched.layout, tokens, self._sampling)
-        done = self._steps.agree(drawn, launched.layout, tokens, counts)
+        done = self._steps.agree(drawn, launched.layout, tokens, counts, self._imposed)
         self._ranks.share(done.tokens, done.counts)
         launched.verified = done
         scores = self._prompt_scores(launched)

@@ -127,6 +127,7 @@ def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
         ("kv_pages_used", "KV pages held by requests.", stats.pages_used),
         ("kv_pages_cached", "KV pages held by the prefix cache alone.", stats.pages_cached),
         ("kv_pages", "KV pages there are.", stats.pages_total),
+        ("simulated_acceptance", "1 where drafts are accepted by chance, for measuring.", stats.simulated),
     ]
 
 

@@ -12,6 +12,8 @@ def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool) -> str:
     """The server's address and what it serves, and a request to try."""
     written = f"{info.drafter} drafts up to {info.drafts}" + (f" from {info.draft_model}" if info.draft_model else "")
     drafts = written if info.drafts else "no drafts"
+    if info.simulated_acceptance:
+        drafts += f", ACCEPTANCE SIMULATED ({info.simulated_acceptance}): the text is nobody's"
     body = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
     key = '-H "Authorization: Bearer $KEY" ' if asks_key else ""
     content = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
-from overdrive.device.base import Parts, Progress
+from overdrive.device.base import Parts, Progress, impose
 from overdrive.device.batch import Batch
 from overdrive.device.cpu.attention import PagedAttention
 from overdrive.device.cpu.precompile import Precompiler
@@ -100,7 +100,8 @@ class CpuDevice:
         drafter = parts.choice.open(Room(self, state, sampling, sampler, parts.n_pages))
         forward = self.forward(model, kv, drafter.taps)
         progress("kernels", 1, 1)
-        return Runner(forward, model.logits, state, sampling, sampler, drafter, stream, self.steps)
+        imposed = impose(parts.options.draft.simulate_acceptance, sampling, parts.drafts)
+        return Runner(forward, model.logits, state, sampling, sampler, drafter, stream, self.steps, imposed=imposed)
 
     def open_stream(self) -> Stream:
         """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise."""

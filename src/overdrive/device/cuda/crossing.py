@@ -1,0 +1,49 @@
+"""What crosses between host and device: pinned rings, copied without waiting.
+
+A ring has a place for every step that may be under way at once, and one more: the host fills a place again only when
+the step that used it last has settled, which the loop sees to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from overdrive.types import Step
+
+
+class Ring:
+    """`places` host buffers of `size` int64 elements each, pinned where there is a CUDA device to copy to."""
+
+    def __init__(self, places: int, size: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._buffers = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(places)]
+        self._arrays: list[NDArray[np.int64]] = [buffer.numpy() for buffer in self._buffers]
+        self._turn = 0
+
+    def turn(self) -> int:
+        """The next place to use."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        return self._turn
+
+    def array(self, place: int) -> NDArray[np.int64]:
+        """What the host reads and writes."""
+        return self._arrays[place]
+
+    def upload(self, place: int, count: int, to: Tensor) -> None:
+        """Enqueue a copy of the first `count` elements to the device."""
+        to[:count].copy_(self._buffers[place][:count], non_blocking=True)
+
+    def download(self, place: int, source: Tensor) -> None:
+        """Enqueue a copy of the device's `source`, [n] int64, to the first n elements."""
+        self._buffers[place][: len(source)].copy_(source, non_blocking=True)
+
+
+def describe(step: Step, array: NDArray[np.int64], rows: int, spare_slot: int) -> None:
+    """Write a step's rows as `StepRows` holds them, padded to `rows` with rows of `spare_slot` that feed nothing."""
+    table, count = array[: 4 * rows].reshape(4, rows), len(step.rows)
+    table[:, :count] = np.array([(row.slot, row.known, row.drafts, row.emits) for row in step.rows], np.int64).T
+    table[0, count:] = spare_slot
+    table[1:, count:] = 0

@@ -1,0 +1,57 @@
+"""A CUDA stream behind the engine's `Stream`: launches enqueue, events are the device's own."""
+
+from __future__ import annotations
+
+import torch
+
+from overdrive.device.stream import Launch, StreamError
+
+
+class CudaEvent:
+    """A point in a CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream, error: BaseException | None) -> None:
+        self._error = error
+        self._event = torch.cuda.Event()
+        if error is None:
+            self._event.record(stream)
+
+    def wait(self) -> None:
+        if self._error is None:
+            try:
+                self._event.synchronize()
+            except RuntimeError as error:
+                self._error = error
+        if self._error is not None:
+            raise StreamError(str(self._error)) from self._error
+
+
+class CudaStream:
+    """Runs each launch at once in the caller's thread, where it only enqueues work on the device.
+
+    After a failure launches are skipped until the error has been cleared, as on every stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._error: BaseException | None = None
+
+    def launch(self, work: Launch) -> None:
+        if self._error is not None:
+            return
+        try:
+            with torch.cuda.stream(self.stream):
+                work()
+        except Exception as error:
+            self._error = error
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self.stream, self._error)
+
+    def clear_error(self) -> None:
+        """What failed was the launch; what it may have left running is waited for."""
+        self._error = None
+        self.stream.synchronize()
+
+    def close(self) -> None:
+        self.stream.synchronize()
