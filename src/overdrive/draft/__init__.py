@@ -13,13 +13,15 @@ from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafter, Drafts
 from overdrive.draft.batches import known_tokens, one_each
 from overdrive.draft.composite import CompositeChoice
+from overdrive.draft.copies import PaddedNgramDrafter
 from overdrive.draft.eagle3.choice import EagleChoice, least_window
 from overdrive.draft.eagle3.loading import load_head
 from overdrive.draft.eagle3.ring import TapRing
 from overdrive.draft.eagle3.shipped import find_head, fingerprint
 from overdrive.draft.marks import PageMarks
 from overdrive.draft.ngram import NgramDrafter
-from overdrive.draft.none import NoDrafter
+from overdrive.draft.none import NoDrafter, PaddedNoDrafter
+from overdrive.draft.padded import PaddedDrafter, PaddedDrafts, PaddedRoom
 from overdrive.draft.room import Choice, Room
 from overdrive.draft.small import load_small
 from overdrive.errors import OverdriveError
@@ -31,7 +33,17 @@ from overdrive.model.weights import Loaded
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
     from overdrive.device.base import Device
 
-__all__ = ["Choice", "Drafter", "Drafts", "Room", "choose", "compile_drafters"]
+__all__ = [
+    "Choice",
+    "Drafter",
+    "Drafts",
+    "PaddedDrafter",
+    "PaddedDrafts",
+    "PaddedRoom",
+    "Room",
+    "choose",
+    "compile_drafters",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,9 @@ class NoDrafts:
 
     def open(self, room: Room) -> Drafter:
         return NoDrafter()
+
+    def open_padded(self, room: PaddedRoom) -> PaddedNoDrafter:
+        return PaddedNoDrafter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,9 @@ class Ngrams:
 
     def open(self, room: Room) -> NgramDrafter:
         return NgramDrafter(room.state.history, room.state.lengths, self.shortest)
+
+    def open_padded(self, room: PaddedRoom) -> PaddedNgramDrafter:
+        return PaddedNgramDrafter(room.state, self.shortest)
 
 
 def choose(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from overdrive.device.batch import Batch
 from overdrive.draft.base import Drafter, Drafts, Fed
+from overdrive.draft.copies import PaddedNgramDrafter
 from overdrive.draft.ngram import NgramDrafter
+from overdrive.draft.padded import DescribedRows, PaddedDrafter, PaddedDrafts, PaddedRoom
 from overdrive.draft.room import Choice, Room
-from overdrive.types import PageEntry
+from overdrive.types import PageEntry, Step
 
 LONGER = 6
 """Tokens that a match must be longer to be preferred to a network's drafts than to be preferred to none."""
@@ -65,6 +68,50 @@ class CompositeDrafter:
         self._network.extend(slots, drafts)
 
 
+class PaddedComposite:
+    """The same choice in static shapes, made on the device. `PaddedDrafter`.
+
+    The network drafts for every row, those that are copied too: no shape depends on what the copier finds, and the host
+    need not know it to bound what the network lacks.
+    """
+
+    def __init__(self, copier: PaddedNgramDrafter, network: PaddedDrafter) -> None:
+        self.sources = (*copier.sources, *network.sources)
+        self.taps = network.taps
+        self.widths = network.widths
+        self._copier = copier
+        self._network = network
+
+    def enter(self, step: Step) -> None:
+        """The copier keeps nothing of pages, or of anything that a step changes."""
+        self._network.enter(step)
+
+    def entered(self, step: Step) -> None:
+        """Slots have new requests."""
+        self._network.entered(step)
+
+    def catch_up(self, step: Step) -> None:
+        """The network reads what no proposal holds."""
+        self._network.catch_up(step)
+
+    def width(self, step: Step) -> int:
+        """What the network must read of a row."""
+        return self._network.width(step)
+
+    def propose(self, rows: DescribedRows, drafts: PaddedDrafts, width: int) -> None:
+        """As `PaddedDrafter.propose`; copies are written over the network's drafts."""
+        self._network.propose(rows, drafts, width)
+        self._copier.copy_over(rows, drafts, len(self._network.sources))
+
+    def absorb(self, rows: DescribedRows, batch: Batch, taps: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        """The network keeps what it needs, whoever wrote the drafts."""
+        self._network.absorb(rows, batch, taps, tokens, counts)
+
+    def extend(self, step: Step) -> None:
+        """The network reads what it has kept."""
+        self._network.extend(step)
+
+
 @dataclass(frozen=True, slots=True)
 class CompositeChoice:
     """n-gram copies where their match is long, else another choice's drafts. shortest: as for n-grams alone."""
@@ -92,3 +139,8 @@ class CompositeChoice:
         """Both drafters, with their state."""
         copier = NgramDrafter(room.state.history, room.state.lengths, self.shortest + LONGER)
         return CompositeDrafter(copier, self.network.open(room))
+
+    def open_padded(self, room: PaddedRoom) -> PaddedComposite:
+        """Both in static shapes."""
+        copier = PaddedNgramDrafter(room.state, self.shortest + LONGER)
+        return PaddedComposite(copier, self.network.open_padded(room))

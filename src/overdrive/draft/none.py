@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from overdrive.draft.base import Drafts, Fed
+from overdrive.draft.padded import DescribedRows, KeepsNothing, PaddedDrafts
 from overdrive.types import PageEntry
 
 
@@ -32,3 +33,14 @@ class NoDrafter:
 
     def extend(self, slots: Tensor, drafts: int) -> None:
         """Nothing to read."""
+
+
+class PaddedNoDrafter(KeepsNothing):
+    """The same in static shapes. `PaddedDrafter`."""
+
+    sources = ("none",)
+
+    def propose(self, rows: DescribedRows, drafts: PaddedDrafts, width: int) -> None:
+        """No drafts for any row."""
+        drafts.counts.zero_()
+        drafts.sources.zero_()

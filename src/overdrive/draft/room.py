@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from overdrive.device.sampling import Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafter
+from overdrive.draft.padded import PaddedDrafter, PaddedRoom
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
     from overdrive.device.cpu.device import CpuDevice
@@ -50,4 +51,8 @@ class Choice(Protocol):
 
     def open(self, room: Room) -> Drafter:
         """The drafter, with its state."""
+        ...
+
+    def open_padded(self, room: PaddedRoom) -> PaddedDrafter:
+        """The same in static shapes. Raises OverdriveError, one line, where there is no such form."""
         ...

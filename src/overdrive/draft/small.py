@@ -29,6 +29,7 @@ from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafts, Fed
 from overdrive.draft.batches import Ints, known_tokens, one_each, passes
 from overdrive.draft.marks import PageMarks
+from overdrive.draft.padded import PaddedDrafter, PaddedRoom
 from overdrive.draft.room import Room
 from overdrive.draft.vocabulary import check_same_vocabulary, vocabulary_of
 from overdrive.errors import OverdriveError
@@ -219,6 +220,10 @@ class SmallModelChoice:
         kv = PagedKV.allocate(model.config, room.n_pages, room.state.page_size, model.dtype)
         forward = room.device.forward(model, kv)
         return SmallModelDrafter(model, forward, room.n_pages, room.state, room.sampling, room.sampler)
+
+    def open_padded(self, room: PaddedRoom) -> PaddedDrafter:
+        """Raises OverdriveError: it is drafted with on the CPU alone."""
+        raise OverdriveError("a small model cannot draft on CUDA yet: give --draft ngram or a head with --draft eagle3")
 
 
 def load_small(

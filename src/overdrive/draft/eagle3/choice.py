@@ -12,7 +12,9 @@ from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
 from overdrive.draft.eagle3.drafter import EagleDrafter, HeadPasses
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
+from overdrive.draft.eagle3.padded import PaddedEagleDrafter
 from overdrive.draft.eagle3.ring import TapRing
+from overdrive.draft.padded import PaddedRoom
 from overdrive.draft.room import Room
 from overdrive.model.transformer import Attention
 
@@ -63,6 +65,9 @@ class EagleChoice:
         passes = HeadPasses(room.device.record(read, kv, config), room.device.record(feed, kv, config))
         ring = TapRing(room.slots, self.window, room.n_pages, page_size, self._width, self.dtype)
         return EagleDrafter(head, passes, kv, ring, room.n_pages, room.state, room.sampling, room.sampler)
+
+    def open_padded(self, room: PaddedRoom) -> PaddedEagleDrafter:
+        return PaddedEagleDrafter(self.head, self.window, room)
 
     @property
     def _width(self) -> int:

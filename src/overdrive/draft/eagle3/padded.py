@@ -1,0 +1,152 @@
+"""EAGLE-3 drafts in static shapes: what `EagleDrafter` drafts, with all that it knows of slots on the device.
+
+What is read when, and where pairs stand, is told in `drafter`. Here the host has bounds alone (`LagBounds`): it chooses
+how many pairs of each row a proposal has room for, and the device finds out which there are.
+Source: Li et al. 2025, EAGLE-3; the catch-up is this project's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overdrive.device.attention.reference import PagedKV
+from overdrive.device.batch import Batch
+from overdrive.device.sampling import Layout
+from overdrive.draft.batches import passes
+from overdrive.draft.eagle3.network import EagleHead, HeadScored
+from overdrive.draft.eagle3.slots import FIRST, HeadSlots
+from overdrive.draft.eagle3.steps import Pairs, Wanted, begin, take_along
+from overdrive.draft.exchanges import PageMirror, rounds
+from overdrive.draft.lags import WIDTHS, LagBounds, feeds_prompt
+from overdrive.draft.padded import DescribedRows, PaddedDrafts, PaddedRoom
+from overdrive.draft.uploads import upload
+from overdrive.types import MAX_DRAFTS, Step
+
+PASS_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
+"""Pairs of passes outside of proposals; no pass is larger than the last."""
+
+
+class PaddedEagleDrafter:
+    """K drafts per row from an EAGLE-3 head. `PaddedDrafter`.
+
+    window: newest positions of a slot whose taps are kept.
+    """
+
+    sources = ("eagle3",)
+    widths = WIDTHS
+
+    def __init__(self, head: EagleHead, window: int, room: PaddedRoom) -> None:
+        state, config, device = room.state, head.config, room.device
+        self.taps = config.taps
+        self._head = head
+        self._room = room
+        self._state = state
+        self._kv = PagedKV.allocate(config, room.n_pages, state.page_size, head.dtype, device)
+        width = len(config.taps) * config.target_hidden
+        slots = room.slots + 1
+        self._slots = HeadSlots.allocate(state, window, room.n_pages, width, config.layers == 1, head.dtype)
+        self._steps = import_module(f"overdrive.draft.eagle3.{'step_kernels' if device.type == 'cuda' else 'steps'}")
+        self._lags = LagBounds(slots, FIRST, window)
+        self._pages = PageMirror(slots, state.page_table.shape[1], room.n_pages)
+        most_rows = max(PASS_TOKENS[-1], 4 * slots)  # of a step or a pass, padding included
+        self._numbers = torch.arange(most_rows + 1, device=device)
+        self._firsts = torch.full((most_rows,), FIRST, dtype=torch.int64, device=device)
+        self._depths = torch.arange(MAX_DRAFTS + 1, device=device).unsqueeze(1).repeat(1, most_rows)
+
+    def enter(self, step: Step) -> None:
+        """What the head stored of slots in pages that are exchanged goes along."""
+        for exchanges in rounds(self._pages.enter(step)):
+            table = upload(list(zip(*exchanges, strict=True)), self._room.device)
+            take_along(self._slots, self._kv, table)
+
+    def entered(self, step: Step) -> None:
+        """New requests begin with what their shared pages hold."""
+        self._lags.enter(step)
+        if step.admissions:
+            admitted = [[a.slot for a in step.admissions], [a.computed for a in step.admissions]]
+            begin(self._state, self._slots, *upload(admitted, self._room.device))
+
+    def catch_up(self, step: Step) -> None:
+        """Read all but the newest pair of rows that draft and may lack more than a proposal reads."""
+        self._read(self._lags.beyond(step))
+
+    def width(self, step: Step) -> int:
+        """Pairs of each row that the proposal must have room for."""
+        return self._lags.width(step)
+
+    def propose(self, rows: DescribedRows, drafts: PaddedDrafts, width: int) -> None:
+        """As `PaddedDrafter.propose`: every row gets as many drafts as it may have."""
+        count = len(rows.slots)
+        wanted = Wanted(rows.slots, rows.drafts, newest=True, tokens=count * width)
+        pairs = self._steps.plan_pairs(self._state, self._slots, wanted, self._firsts)
+        attention = self._room.attend(self._kv, self._head.config, pairs.batch, width, False)
+        scored = self._head.score(pairs.batch, self._head.fuse(pairs.taps), attention)
+        self._steps.note_pairs(self._state, self._slots, wanted)
+        self._draw(rows, drafts, 0, scored.logits, pairs.next_positions)
+        for depth in range(1, drafts.tokens.shape[1]):
+            scored, positions = self._feed(rows, drafts, depth, pairs, scored.feedback)
+            self._draw(rows, drafts, depth, scored.logits, positions)
+        drafts.counts.copy_(rows.drafts)
+        drafts.sources.zero_()
+
+    def _feed(
+        self, rows: DescribedRows, drafts: PaddedDrafts, depth: int, pairs: Pairs, feedback: Tensor
+    ) -> tuple[HeadScored, Tensor]:
+        """The head over the drafts of the depth before, its own output standing in for the target's features."""
+        count = len(rows.slots)
+        ids, places, writes, positions = self._steps.plan_drafts(self._state, rows, drafts, depth)
+        numbers = self._numbers[:count]
+        batch = Batch(
+            ids=ids,
+            positions=places,
+            rows=numbers,
+            offsets=self._numbers[: count + 1],
+            page_table=pairs.batch.page_table,
+            starts=pairs.batch.starts,
+            gaps=pairs.batch.gaps,
+            writes=writes,
+            wanted=numbers,
+        )
+        attention = self._room.attend(self._kv, self._head.config, batch, 1, False)
+        hidden = self._head.forward(feedback, ids, places, attention)  # all rows are wanted: nothing to gather
+        return HeadScored(hidden.feedback, self._head.logits(hidden.normed)), positions
+
+    def _draw(self, rows: DescribedRows, drafts: PaddedDrafts, depth: int, logits: Tensor, positions: Tensor) -> None:
+        count = len(rows.slots)
+        layout = Layout(self._numbers[:count], rows.slots, self._depths[depth, :count], positions)
+        self._room.draw(logits, layout, drafts.tokens, self._head.target_ids, drafts.tokens[:, depth])
+
+    def absorb(self, rows: DescribedRows, batch: Batch, taps: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        """Keep the taps of what stands."""
+        self._steps.keep(self._state, self._slots, rows, batch, taps, counts)
+
+    def extend(self, step: Step) -> None:
+        """Read all pairs of prompt chunks whose places have pages for certain, which leaves the newest to a proposal.
+
+        In steps without drafts too: the taps of a prompt are gone once it is longer than the ring, and everyone who
+        shares its pages later would do without it.
+        """
+        self._lags.follow(step)
+        self._read([row.slot for row in step.rows if feeds_prompt(row)])
+
+    def _read(self, slots: Sequence[int]) -> None:
+        """Read all but the newest pair of these slots, as many as each may lack, in passes of padded sizes."""
+        most = np.array([self._lags[slot] for slot in slots], np.int64)
+        for rows, counts in passes(most, PASS_TOKENS[-1]):
+            self._pass([slots[row] for row in rows], counts.tolist())
+        self._lags.read(slots)
+
+    def _pass(self, slots: list[int], counts: list[int]) -> None:
+        tokens = next(size for size in PASS_TOKENS if size >= sum(counts))
+        padding = (1 << (len(slots) - 1).bit_length()) - len(slots)
+        table = upload([slots + [self._room.slots] * padding, counts + [0] * padding], self._room.device)
+        wanted = Wanted(table[0], table[1], newest=False, tokens=tokens)
+        batch, taps, _ = self._steps.plan_pairs(self._state, self._slots, wanted, self._firsts)
+        attention = self._room.attend(self._kv, self._head.config, batch, WIDTHS[-1], True)
+        self._head.forward(self._head.fuse(taps), batch.ids, batch.positions, attention)
+        self._steps.note_pairs(self._state, self._slots, wanted)

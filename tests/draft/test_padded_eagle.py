@@ -1,0 +1,105 @@
+"""What a padded EAGLE-3 drafter drafts is what the head drafts from the whole text, whatever the padding."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from overdrive.device.sampling import sample
+from overdrive.draft.eagle3.network import EagleHead
+from overdrive.draft.eagle3.padded import PaddedEagleDrafter
+from overdrive.draft.padded import DescribedRows, PaddedDrafts, PaddedRoom
+from tests.draft.checked import from_scratch, head
+from tests.draft.padded_engine import padded_bench
+from tests.draft.schedules import alike_requests
+from tests.loop.bench import StopAndGo
+from tests.loop.lazy import LazyStream
+
+
+@dataclass
+class Checked:
+    """A drafter whose every proposal is compared with one from scratch that misses what the drafter missed."""
+
+    drafter: PaddedEagleDrafter
+    room: PaddedRoom
+    head: EagleHead
+    compared: int = 0
+    cut: int = 0
+    lags: list[int] = field(default_factory=list)
+    padded: int = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self.drafter, name)
+
+    def propose(self, rows: DescribedRows, drafts: PaddedDrafts, width: int) -> None:
+        state, slots = self.room.state, self.drafter._slots
+        lags = (state.computed + 1 - slots.stops)[rows.slots]
+        self.drafter.propose(rows, drafts, width)
+        assert drafts.counts.tolist() == rows.drafts.tolist()
+        view = SimpleNamespace(state=state, sampler=sample, sampling=self.room.sampling)
+        for row, (slot, cap) in enumerate(zip(rows.slots.tolist(), rows.drafts.tolist(), strict=True)):
+            count, gap = min(cap, self.on_pages(slot)), tuple(slots.gaps[slot].tolist())
+            if count > 0:
+                assert drafts.tokens[row, :count].tolist() == from_scratch(self.head, view, slot, count, gap)
+                self.compared += gap == (0, 0)
+                self.cut += gap != (0, 0)
+                self.lags.append(int(lags[row]))
+            self.padded += slot == self.room.slots
+
+    def on_pages(self, slot: int) -> int:
+        """Drafts before which everything lies on the slot's own pages: past a request's end nothing is kept."""
+        state = self.room.state
+        return int((state.page_table[slot] == 0).nonzero()[0]) * state.page_size - int(state.lengths[slot]) + 1
+
+
+def run_random(seed: int, head: EagleHead, window: int, longest: int) -> Checked:
+    """A random schedule to its end; fails with the first proposal that is another."""
+    rng, made = random.Random(seed), []
+    b = padded_bench(
+        rng,
+        LazyStream(rng),
+        StopAndGo(rng, longest),
+        lambda room: made.append(Checked(PaddedEagleDrafter(head, window, room), room, head)) or made[-1],
+        n_pages=rng.choice([28, 36, 120]),
+        page_size=4,
+        chunk=rng.choice([5, 16, 64]),
+        max_rows=rng.choice([1, 3, 4]),
+        lookahead=rng.choice([0, 1, 1]),
+        cached=rng.random() < 0.8,
+    )
+    for request in alike_requests(rng, rng.randint(3, 8)):
+        b.scheduler.submit(request)
+        for _ in range(rng.choice([0, 0, 10])):
+            b.advance()
+    b.run()
+    b.check_conserved()
+    return made[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeds"),
+    [({}, (1, 3, 5)), ({"norm_before_residual": True}, (4,)), ({"norm_output": True}, (4,)), ({"layers": 2}, (1, 3))],
+)
+def test_drafts_are_those_of_a_head_that_read_the_whole_text(changes: dict, seeds: tuple[int, ...]) -> None:
+    """Whatever K was, through prompt chunks, prefix-cache hits, exchanged pages, preemption and slots used again."""
+    runs = [run_random(seed, head(**changes), 96, longest=2 + 28 * (seed % 2)) for seed in seeds]
+    assert sum(run.compared for run in runs) > 10
+    assert max(lag for run in runs for lag in run.lags) > 3
+    assert sum(run.padded for run in runs) > 10
+
+
+def test_a_lag_beyond_the_window_costs_context_and_nothing_else() -> None:
+    runs = [run_random(seed, head(), 24, longest=30) for seed in (0, 2)]
+    assert sum(run.cut for run in runs) > 10
+    assert sum(run.compared for run in runs) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [24, 96])
+@pytest.mark.parametrize("changes", [{}, {"layers": 2}])
+def test_drafts_over_many_schedules(changes: dict, window: int) -> None:
+    for seed in range(100, 140):
+        run_random(seed, head(**changes), window, longest=random.Random(seed).choice([2, 30, 50]))
