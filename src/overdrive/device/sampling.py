@@ -91,25 +91,11 @@ class SamplingState:
 
         Stop ids and biases outside the vocabulary can never be drawn and are left out.
         """
-        reals = (
-            max(params.temperature, COLDEST) if params.temperature > 0 else 0.0,
-            params.presence_penalty,
-            params.frequency_penalty,
-            params.repetition_penalty,
-            log(params.min_p) if params.min_p > 0 else -torch.inf,
-        )
-        integers = (
-            params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size,
-            (params.seed + 2**63) % 2**64 - 2**63,  # any integer is a seed: its low 64 bits
-            prompt_len + params.min_tokens,
-            params.logprobs,
-        )
-        self.reals[:, slot] = torch.tensor(reals, dtype=self.dtype)
-        self.integers[:, slot] = torch.tensor(integers)
+        self.reals[:, slot] = torch.tensor(slot_reals(params), dtype=self.dtype)
+        self.integers[:, slot] = torch.tensor(slot_integers(params, prompt_len, self.vocab_size))
         self.top_p[slot] = params.top_p
         self.plain[slot] = not (params.temperature > 0 or params.penalised or params.logit_bias or params.min_tokens)
-        stops = sorted(token for token in set(params.stop_token_ids) if 0 <= token < self.vocab_size)
-        bias = {token: value for token, value in params.logit_bias if 0 <= token < self.vocab_size}
+        stops, bias = slot_lists(params, self.vocab_size)
         self.stop_ids = _set_list(self.stop_ids, slot, stops, pad=-1)
         self.bias_ids = _set_list(self.bias_ids, slot, list(bias), pad=-1)
         self.bias = _set_list(self.bias, slot, list(bias.values()), pad=0)
@@ -121,6 +107,33 @@ class SamplingState:
     def absorb(self, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Take accepted tokens into the penalties: `tokens[r, :counts[r]]` follow in `slots[r]`. [R], [R, K+1], [R]."""
         self.counts.absorb(slots, tokens, counts)
+
+
+def slot_reals(params: SamplingParams) -> tuple[float, ...]:
+    """A request's column of `SamplingState.reals`."""
+    return (
+        max(params.temperature, COLDEST) if params.temperature > 0 else 0.0,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+        log(params.min_p) if params.min_p > 0 else -torch.inf,
+    )
+
+
+def slot_integers(params: SamplingParams, prompt_len: int, vocab_size: int) -> tuple[int, ...]:
+    """A request's column of `SamplingState.integers`."""
+    return (
+        params.top_k if 0 < params.top_k < vocab_size else vocab_size,
+        (params.seed + 2**63) % 2**64 - 2**63,  # any integer is a seed: its low 64 bits
+        prompt_len + params.min_tokens,
+        params.logprobs,
+    )
+
+
+def slot_lists(params: SamplingParams, vocab_size: int) -> tuple[list[int], dict[int, float]]:
+    """A request's stop ids, ascending, and its biases by id: those within the vocabulary."""
+    stops = sorted(token for token in set(params.stop_token_ids) if 0 <= token < vocab_size)
+    return stops, {token: value for token, value in params.logit_bias if 0 <= token < vocab_size}
 
 
 class Sampler(Protocol):

@@ -22,7 +22,7 @@ def position_key(seed, position):
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a = fmix32(low ^ fmix32(((position + 0x9E3779B9) & 0xFFFFFFFF).to(tl.uint32)))
-    b = fmix32(high ^ fmix32((a.to(tl.int64) + 0x7F4A7C15 & 0xFFFFFFFF).to(tl.uint32)))
+    b = fmix32(high ^ fmix32(((a.to(tl.int64) + 0x7F4A7C15) & 0xFFFFFFFF).to(tl.uint32)))
     return a, b
 
 

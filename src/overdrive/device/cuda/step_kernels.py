@@ -17,8 +17,8 @@ from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.device.verify import IMPOSED_ID, Imposed
 
-TOKENS = 32
-"""Tokens that one program of `flatten` fills; each looks at all rows, to find where its own begin."""
+PAIRS = 8192
+"""Tokens times rows that one program of `flatten` compares, to find the rows of its tokens."""
 
 COPY = 1024
 """Words that a program moves at once."""
@@ -28,7 +28,9 @@ def flatten(state: SlotState, rows: StepRows, drafts: Tensor, n_drafts: Tensor, 
     """As `steps.flatten`. Programs for blocks of tokens, then one for each row's page table and logits."""
     n_rows, n_tokens, columns = len(rows.slots), len(batch.ids), batch.page_table.shape[1]
     queries = len(batch.wanted) // n_rows
-    blocks = triton.cdiv(n_tokens, TOKENS)
+    padded = triton.next_power_of_2(n_rows)
+    tokens = max(1, min(64, PAIRS // padded))
+    blocks = triton.cdiv(n_tokens, tokens)
     _flatten[(blocks + n_rows,)](
         rows.packed,
         drafts,
@@ -56,9 +58,9 @@ def flatten(state: SlotState, rows: StepRows, drafts: Tensor, n_drafts: Tensor, 
         state.page_table.shape[1],
         state.page_size,
         Q=queries,
-        R_PADDED=triton.next_power_of_2(n_rows),
+        R_PADDED=padded,
         Q_PADDED=triton.next_power_of_2(queries),
-        TOKENS=TOKENS,
+        TOKENS=tokens,
         COPY=COPY,
     )
 
@@ -101,59 +103,49 @@ def _flatten(
     row = tl.arange(0, R_PADDED)
     real = row < n_rows
     known = tl.load(described + line + row, mask=real, other=0)
-    fed = tl.minimum(
-        tl.load(n_drafts + row, mask=real, other=0), tl.load(described + 2 * line + row, mask=real, other=0)
-    )
-    fed = tl.maximum(tl.minimum(fed, Q - 1), 0)
-    count = known + fed
+    cap = tl.minimum(tl.load(described + 2 * line + row, mask=real, other=0), Q - 1)
+    fed = tl.maximum(tl.minimum(tl.load(n_drafts + row, mask=real, other=0), cap), 0)
     if program < blocks:
-        ends = tl.cumsum(count, 0)
-        total = tl.sum(count, 0)
         token = program * TOKENS + tl.arange(0, TOKENS)
-        ended = (ends[None, :] <= token[:, None]) & real[None, :]  # rows that end at or before the token
+        ends = tl.cumsum((known + fed).to(tl.int32), 0)
+        ended = (ends[None, :] <= token[:, None]) & real[None, :]  # [TOKENS, R] rows that end at or before the token
         its_row = tl.minimum(tl.sum(ended.to(tl.int32), 1), n_rows - 1)
-        begin = tl.max(tl.where(ended, ends[None, :], 0), 1)
-        live = token < total
+        within = token - tl.max(tl.where(ended, ends[None, :], 0), 1)
+        live = token < tl.sum(known + fed, 0)
         slot = tl.load(described + its_row)
-        its_known = tl.load(described + line + its_row)
-        within = token - begin
-        ahead = within - its_known
+        ahead = within - tl.load(described + line + its_row)
         position = tl.where(live, tl.load(computed + slot) + within, 0)
-        place = tl.minimum(position, history_len - 1)
-        token_id = tl.load(history + slot * history_len + place, mask=live & (ahead < 0), other=0).to(tl.int64)
+        known_at = slot * history_len + tl.minimum(position, history_len - 1)
+        known_id = tl.load(history + known_at, mask=live & (ahead < 0), other=0).to(tl.int64)
         guess = tl.load(drafts + its_row * drafts_line + ahead, mask=live & (ahead >= 0), other=0)
         column = position // page_size
         page = tl.load(table + slot * table_len + column, mask=live & (column < columns), other=0).to(tl.int64)
         write = tl.where(live, page * page_size + position % page_size, 0)
-        stored = token < n_tokens
-        tl.store(ids + token, tl.where(ahead >= 0, guess, token_id), mask=stored)
-        tl.store(positions + token, position, mask=stored)
-        tl.store(of_row + token, its_row.to(tl.int64), mask=stored)
-        tl.store(writes + token, write, mask=stored)
+        tl.store(ids + token, tl.where(ahead >= 0, guess, known_id), mask=token < n_tokens)
+        tl.store(positions + token, position, mask=token < n_tokens)
+        tl.store(of_row + token, its_row.to(tl.int64), mask=token < n_tokens)
+        tl.store(writes + token, write, mask=token < n_tokens)
     else:
         mine = program - blocks
-        begin = tl.sum(tl.where(row < mine, count, 0), 0)
+        begin = tl.sum(tl.where(row < mine, known + fed, 0), 0)
         my_known = tl.sum(tl.where(row == mine, known, 0), 0)
         my_fed = tl.sum(tl.where(row == mine, fed, 0), 0)
+        my_slot = tl.load(described + mine)
         tl.store(offsets + mine + 1, begin + my_known + my_fed)
-        if mine == 0:
-            tl.store(offsets, begin)
-        slot = tl.load(described + mine)
-        emits = tl.load(described + 3 * line + mine)
-        depth = tl.arange(0, Q_PADDED)
-        stored = depth < Q
+        tl.store(offsets, begin, mask=mine == 0)
+        depth = tl.arange(0, Q_PADDED).to(tl.int64)
         at = mine * Q + depth
-        last = begin + my_known - 1
-        exists = (depth <= my_fed) & (emits > 0)
-        tl.store(wanted + at, tl.where(exists, last + depth, 0), mask=stored)
-        tl.store(layout_rows + at, (mine + depth * 0).to(tl.int64), mask=stored)
-        tl.store(layout_slots + at, slot + depth * 0, mask=stored)
-        tl.store(layout_depths + at, depth.to(tl.int64), mask=stored)
-        tl.store(layout_positions + at, tl.load(computed + slot) + my_known + depth, mask=stored)
+        exists = (depth <= my_fed) & (tl.load(described + 3 * line + mine) > 0)
+        tl.store(wanted + at, tl.where(exists, begin + my_known - 1 + depth, 0), mask=depth < Q)
+        tl.store(layout_rows + at, depth * 0 + mine, mask=depth < Q)
+        tl.store(layout_slots + at, depth * 0 + my_slot, mask=depth < Q)
+        tl.store(layout_depths + at, depth, mask=depth < Q)
+        tl.store(layout_positions + at, tl.load(computed + my_slot) + my_known + depth, mask=depth < Q)
+        from_line, to_line = table + my_slot * table_len, page_table + mine.to(tl.int64) * columns
         for start in range(0, columns, COPY):
-            column = start + tl.arange(0, COPY)
-            page = tl.load(table + slot * table_len + column, mask=column < columns, other=0)
-            tl.store(page_table + mine.to(tl.int64) * columns + column, page, mask=column < columns)
+            places = start + tl.arange(0, COPY)
+            pages = tl.load(from_line + places, mask=places < columns, other=0)
+            tl.store(to_line + places, pages, mask=places < columns)
 
 
 def accept(
@@ -222,7 +214,7 @@ def _accept(
     token = tl.load(drawn + row * Q + depth, mask=depth < Q, other=0)
     if IMPOSED:
         a, b = position_key(tl.load(seeds + slot), stored + known + depth)
-        level = (keyed_hash(a, b, depth * 0 + ID) >> 8).to(tl.float32) * (1.0 / (1 << 24))
+        level = (keyed_hash(a, b, depth.to(tl.int64) * 0 + ID) >> 8).to(tl.float32) * (1.0 / (1 << 24))
         agreed = level < tl.load(rates + depth, mask=depth < offered, other=0.0)
     else:
         agreed = tl.load(drafts + row * drafts_line + depth, mask=depth < offered, other=-1) == token
