@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -11,16 +9,12 @@ from overdrive.device.cuda.changes import pack, torch_enter
 from overdrive.device.cuda.steps import torch_accept, torch_flatten
 from overdrive.device.verify import Imposed
 from overdrive.types import Admission, PageEntry, SamplingParams
+from tests.device.cuda.devices import DEVICES
 from tests.device.cuda.schedules import SLOTS, contents, random_state, random_step, tensors
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 pytest.importorskip("triton")
 
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")),
-    pytest.param("cuda", marks=pytest.mark.cuda),
-]
+from overdrive.device.cuda import step_kernels
 
 
 def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
@@ -29,8 +23,6 @@ def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_steps(device: str) -> None:
-    from overdrive.device.cuda import step_kernels
-
     for seed in range(12 if device == "cpu" else 100):
         ours, theirs = random_step(seed, device), random_step(seed, device)
         for step, flatten in ((ours, step_kernels.flatten), (theirs, torch_flatten)):
@@ -52,8 +44,6 @@ def test_steps(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_changes(device: str) -> None:
-    from overdrive.device.cuda import step_kernels
-
     params = SamplingParams(max_tokens=1)
     admissions = [Admission("r", slot, tuple(range(5, 25 + slot)), 5, slot, params) for slot in (3, 0, 6)]
     entries = [PageEntry(3, 0, (8, 9, 10)), PageEntry(2, 4, (7, 7)), PageEntry(2, 8, (1,)), PageEntry(5, 16, (3,))]

@@ -22,14 +22,14 @@ PARTS = 256
 class Scratch:
     """What the kernels leave for each other. Made before any graph is captured: graphs know it by address.
 
-    best: [2, N, PARTS] float32 and ids: [N, PARTS] int32, of each part the winner's score, the largest logit, and the
-    winner. ahead: [N, PARTS] int32, before, total: [N, PARTS] float64: how many logits, of what mass, stand before the
-    row's winner, and the mass of all. adjusted: [SLICE, V] float32.
+    scores, tops: [N, PARTS] float32, columns: [N, PARTS] int32, of each part the best score, the largest logit, and the
+    column of the best score. ahead: [N, PARTS] int32, before, total: [N, PARTS] float64, how many logits, of what mass,
+    stand before the row's winner, and the mass of all. adjusted: [SLICE, V] float32.
     """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
-        self.best = torch.zeros((2, rows, PARTS), dtype=torch.float32, device=device)
-        self.ids = torch.zeros((rows, PARTS), dtype=torch.int32, device=device)
+        self.scores, self.tops = torch.zeros((2, rows, PARTS), dtype=torch.float32, device=device)
+        self.columns = torch.zeros((rows, PARTS), dtype=torch.int32, device=device)
         self.ahead = torch.zeros((rows, PARTS), dtype=torch.int32, device=device)
         self.before, self.total = torch.zeros((2, rows, PARTS), dtype=torch.float64, device=device)
         self.adjusted = torch.zeros((min(rows, SLICE), vocab_size), dtype=torch.float32, device=device)
@@ -57,9 +57,9 @@ class CudaSampler:
         """One token for each logit row, [N] int64, written into `out` where it is given.
 
         logits: [N, V], rows contiguous, not changed. layout, drafts, masks: as for `overdrive.device.sampling.Sampler`.
-        rules: at least what the slots of the rows that count need. ids: [V] int64, all different, the target's id of
-        each logit of a draft network whose vocabulary is a part of the target's: what is drawn is a target id, by the
-        rules and with the noise of the target's.
+        rules: at least what the slots of the rows that count need. ids: [V] int64, ascending, the target's id of each
+        logit of a draft network whose vocabulary is a part of the target's: what is drawn is a target id, by the rules
+        and with the noise of the target's.
         """
         out = out if out is not None else torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if self._scratch is not None:

@@ -1,0 +1,73 @@
+"""What every sampling kernel does with a block of logits: make them finite, add noise, keep the best.
+
+A logit is known by its column. Of equal ones the lower column wins, whose token id is the lower one too.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from overdrive.device import noise, sampling
+from overdrive.device.cuda.noise_kernels import gumbel, keyed_hash, position_key
+
+LIMIT = tl.constexpr(sampling.LIMIT)
+LOWEST = tl.constexpr(sampling.LOWEST)
+NOISE_BOUND = tl.constexpr(noise.NOISE_BOUND)
+NOBODY = tl.constexpr(2**31 - 1)
+"""A column behind all columns."""
+
+
+@triton.jit
+def clean(x):
+    """float32, NaN the lowest and infinities the limits."""
+    x = x.to(tl.float32)
+    x = tl.where(x == x, x, -LIMIT)
+    return tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
+
+
+@triton.jit
+def token_of(ids, column, inside, MAPPED: tl.constexpr):
+    """Token ids of columns: a draft network may have fewer than the target."""
+    if MAPPED:
+        token = tl.load(ids + column, mask=inside, other=0).to(tl.int32)
+    else:
+        token = column
+    return token
+
+
+@triton.jit
+def take_best(score, column, best, best_column):
+    """The better of the best so far and a block's. score: [BLOCK], -inf where nobody stands."""
+    top = tl.max(score, 0)
+    its = tl.min(tl.where(score == top, column, NOBODY), 0)
+    wins = (top > best) | ((top == best) & (its < best_column))
+    return tl.where(wins, top, best), tl.where(wins, its, best_column)
+
+
+@triton.jit
+def take_scored(x, column, token, hot, seed, position, best, best_column):
+    """As `take_best`, of logits over temperature plus noise; without noise where the row is not hot.
+
+    Noise has a bound: a block whose logits cannot reach the best so far is not hashed.
+    """
+    if hot:
+        top = tl.max(x, 0)
+        if (top + NOISE_BOUND >= best) & (top > float("-inf")):
+            a, b = position_key(seed, position)
+            score = tl.maximum(x + gumbel(keyed_hash(a, b, token)), LOWEST)
+            score = tl.where(x > float("-inf"), score, float("-inf"))
+            best, best_column = take_best(score, column, best, best_column)
+    else:
+        best, best_column = take_best(x, column, best, best_column)
+    return best, best_column
+
+
+@triton.jit
+def best_part(scores, columns, row, places, parts, PADDED: tl.constexpr):
+    """A row's winner among those of its parts; column 0 where no part has one."""
+    part = tl.arange(0, PADDED)
+    score = tl.load(scores + row * places + part, mask=part < parts, other=float("-inf"))
+    column = tl.load(columns + row * places + part, mask=part < parts, other=NOBODY)
+    winner = tl.min(tl.where(score == tl.max(score, 0), column, NOBODY), 0)
+    return tl.where(winner == NOBODY, 0, winner)
