@@ -31,12 +31,15 @@ class Reference:
         self.weights = {name.removesuffix(".weight"): tensor.double() for name, tensor in tensors.items()}
         self.embedding = self.weights.get("embed_tokens", embedding.double())
 
-    def draft(self, taps: Tensor, tokens: list[int], k: int) -> Drafted:
-        """K greedy drafts after `tokens`, the last of which the target has not seen: taps [len(tokens) - 1, n * Ht]."""
+    def draft(self, taps: Tensor, tokens: list[int], k: int, gap: tuple[int, int] = (0, 0)) -> Drafted:
+        """K greedy drafts after `tokens`, the last of which the target has not seen: taps [len(tokens) - 1, n * Ht].
+
+        gap: positions `gap[0] .. gap[1] - 1` are seen by none behind them.
+        """
         fused = self.fuse(taps.double())
         features, following, logits = fused, list(tokens[1:]), []
         for _ in range(k):
-            feedback, scores = self.forward(features, following)
+            feedback, scores = self.forward(features, following, gap)
             logits.append(scores[-1])
             features = torch.cat((features, feedback[-1:]))
             following.append(self.target_id(int(scores[-1].argmax())))
@@ -51,7 +54,7 @@ class Reference:
             parts = [self.norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)]
         return torch.cat(parts, dim=1) @ self.weights["fc"].T
 
-    def forward(self, features: Tensor, following: list[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, following: list[int], gap: tuple[int, int] = (0, 0)) -> tuple[Tensor, Tensor]:
         """Output fed back and draft logits at every position: features [n, H], the token after each."""
         embedded = self.norm(self.embedding[torch.tensor(following)], "layers.0.input_layernorm")
         hidden = self.norm(features, "layers.0.hidden_norm")
@@ -59,7 +62,7 @@ class Reference:
         for i in range(self.config.layers):
             layer = f"layers.{i}."
             inputs = self.norm(stream, layer + "input_layernorm") if i else torch.cat((embedded, hidden), dim=1)
-            stream = stream + self.attention(inputs, layer + "self_attn.")
+            stream = stream + self.attention(inputs, layer + "self_attn.", gap)
             stream = stream + self.mlp(self.norm(stream, layer + "post_attention_layernorm"), layer + "mlp.")
         final = self.norm(stream, "norm")
         return (final if self.config.norm_output else stream), final @ self.weights["lm_head"].T
@@ -71,17 +74,18 @@ class Reference:
         gate, up = x @ self.weights[prefix + "gate_proj"].T, x @ self.weights[prefix + "up_proj"].T
         return (gate / (1 + torch.exp(-gate)) * up) @ self.weights[prefix + "down_proj"].T
 
-    def attention(self, x: Tensor, prefix: str) -> Tensor:
-        """Position t sees 0 .. t; query head h shares key head h // (heads / kv_heads)."""
+    def attention(self, x: Tensor, prefix: str, gap: tuple[int, int]) -> Tensor:
+        """Position t sees 0 .. t, from behind the gap without it. Query head h has key head h // (heads / kv_heads)."""
         dim, group = self.config.head_dim, self.config.heads // self.config.kv_heads
         q, k, v = (
             (x @ self.weights[f"{prefix}{part}_proj"].T).unflatten(1, (-1, dim)).transpose(0, 1) for part in "qkv"
         )
-        future = torch.ones(len(x), len(x)).triu(1).bool()
+        hidden = torch.ones(len(x), len(x)).triu(1).bool()
+        hidden[gap[1] :, gap[0] : gap[1]] = True
         heads = []
         for head in range(self.config.heads):
             scores = self.rotate(q[head]) @ self.rotate(k[head // group]).T / dim**0.5
-            heads.append(scores.masked_fill(future, -torch.inf).softmax(dim=1) @ v[head // group])
+            heads.append(scores.masked_fill(hidden, -torch.inf).softmax(dim=1) @ v[head // group])
         return torch.cat(heads, dim=1) @ self.weights[prefix + "o_proj"].T
 
     def rotate(self, x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def test_known_tokens_are_the_targets_batch_of_the_same_rows() -> None:
     """Against `flatten`, which feeds from `computed` on."""
     state, numbers = slots(), np.array([2, 0])
     begins, counts = np.array([3, 9]), np.array([6, 1])
-    batch = known_tokens(state, numbers, begins, counts, np.zeros(2, np.int64))
+    batch = known_tokens(state, numbers, begins, counts, 0, np.zeros((2, 2), np.int64))
     chosen = torch.from_numpy(numbers)
     state.computed[chosen] = torch.from_numpy(begins)
     nothing = torch.zeros(2, dtype=torch.int64)
@@ -50,10 +50,12 @@ def test_known_tokens_are_the_targets_batch_of_the_same_rows() -> None:
 
 def test_one_each_is_a_batch_of_single_tokens() -> None:
     state, places = slots(), torch.tensor([7, 12])
-    batch = one_each(state, torch.tensor([1, 2]), torch.tensor([5, 6]), places, np.array([0, 1, 0]))
+    gaps = np.array([[1, 2], [2, 5], [0, 0]])
+    batch = one_each(state, torch.tensor([1, 2]), torch.tensor([5, 6]), places, 1, gaps)
     assert batch.ids.tolist() == [5, 6]
     assert batch.positions.tolist() == [7, 12]
     assert batch.offsets.tolist() == [0, 1, 2]
-    assert batch.starts.tolist() == [1, 0]
+    assert batch.starts.tolist() == [1, 1]
+    assert batch.gaps.tolist() == [[2, 5], [0, 0]]
     assert batch.writes.tolist() == [12 * 4 + 3, 24 * 4]
     assert batch.page_table.tolist() == [[11, 12, 13, 14], [21, 22, 23, 24]]

@@ -78,8 +78,13 @@ def _taps(head: EagleHead) -> Tensor:
 
 
 @torch.inference_mode()
-def _draft(head: EagleHead, device: CpuDevice, taps: Tensor, k: int = K, chunk: int = 100) -> Drafted:
-    """As the reference's, with pages and a cache: the known pairs `chunk` at a time, then one pair per draft."""
+def _draft(
+    head: EagleHead, device: CpuDevice, taps: Tensor, k: int = K, chunk: int = 100, gap: tuple[int, int] = (0, 0)
+) -> Drafted:
+    """As the reference's, with pages and a cache: the known pairs `chunk` at a time, then one pair per draft.
+
+    gap: pairs that are not read; they stand one place further.
+    """
     pages = [[3, 1, 5, 2, 4]]
     kv = PagedKV.allocate(head.config, 6, PAGE, head.dtype)
 
@@ -92,10 +97,14 @@ def _draft(head: EagleHead, device: CpuDevice, taps: Tensor, k: int = K, chunk: 
     read, feed = device.record(read, kv, head.config), device.record(feed, kv, head.config)
 
     def batch(ids: list[int], place: int):
-        return replace(make_batch([(ids, place)], pages, PAGE), starts=torch.ones(1, dtype=torch.int64))
+        hidden = [gap[0] + 1, gap[1] + 1] if place > gap[1] > 0 else [0, 0]
+        whole = make_batch([(ids, place)], pages, PAGE)
+        return replace(whole, starts=torch.ones(1, dtype=torch.int64), gaps=torch.tensor([hidden]))
 
-    for start in range(0, len(taps), chunk):
-        hidden = read(batch(TOKENS[start + 1 : start + 1 + chunk], start + 1), taps[start : start + chunk])
+    for begin, end in ((0, gap[0]), (gap[1], len(taps))):
+        for start in range(begin, end, chunk):
+            stop = min(end, start + chunk)
+            hidden = read(batch(TOKENS[start + 1 : stop + 1], start + 1), taps[start:stop])
     ids: list[int] = []
     logits, feedback = [], []
     for j in range(k):
@@ -147,6 +156,28 @@ def test_drafts_do_not_depend_on_how_the_known_pairs_are_cut_into_passes(
     whole, cut = _draft(head, device, _taps(head)), _draft(head, device, _taps(head), chunk=chunk)
     assert whole.ids == cut.ids
     torch.testing.assert_close(whole.logits, cut.logits, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("option", ["plain", "two_layers"])
+@pytest.mark.parametrize("gap", [(0, 3), (1, 2), (3, 7), (4, 9), (2, 9)])
+def test_a_head_that_misses_a_piece_is_the_reference_without_it(
+    option: str, gap: tuple[int, int], target: Transformer, float32_target: Transformer, device: CpuDevice
+):
+    config = _head_config(**OPTIONS[option])
+    tensors = random_tensors(config, seed=1)
+    for of, form, tolerance in (
+        (target, _float64(), 1e-11),
+        (float32_target, cpu_form("float32", device.team), 1e-4),
+    ):
+        head = assemble_head(config, tensors, of, form, _quiet)
+        taps = _taps(head)
+        expected = Reference(config, tensors, of.embedding).draft(taps, TOKENS, K, gap)
+        for chunk in (1, 100):
+            got = _draft(head, device, taps, chunk=chunk, gap=gap)
+            assert got.ids == expected.ids
+            torch.testing.assert_close(got.logits.double(), expected.logits, rtol=tolerance, atol=tolerance)
+    whole = Reference(config, tensors, of.embedding).draft(taps, TOKENS, K)
+    assert not torch.allclose(whole.logits, expected.logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("option", ["plain", "two_layers", "five_taps"])

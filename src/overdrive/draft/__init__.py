@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from overdrive.config import DraftOptions, EngineOptions
@@ -115,9 +116,10 @@ def compile_drafters() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
     state = SlotState(1, 1, 1)
     NgramDrafter(state.history, state.lengths)
-    known_tokens(state, *(nothing.numpy() for _ in range(4)))
+    nobody, gaps = nothing.numpy(), np.zeros((1, 2), np.int64)
+    known_tokens(state, nobody, nobody, nobody, 0, gaps[:0])
     first = torch.zeros(1, dtype=torch.int64)
-    one_each(state, first, first, first, first.numpy())
+    one_each(state, first, first, first, 0, gaps)
     PageMarks(1, 1)
     TapRing(1, 1, 1, 1, 1, torch.float32)
 

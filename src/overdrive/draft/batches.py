@@ -35,10 +35,10 @@ def passes(lags: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
         yield rows, taken[rows]
 
 
-def known_tokens(state: SlotState, slots: Ints, begins: Ints, counts: Ints, starts: Ints) -> Batch:
+def known_tokens(state: SlotState, slots: Ints, begins: Ints, counts: Ints, first: int, gaps: Ints) -> Batch:
     """Tokens `begins[r] .. begins[r] + counts[r] - 1` of `slots[r]`; the last of each row is wanted.
 
-    All [R], counts at least 1. starts: the first place that each row sees (`Batch.starts`).
+    All [R], counts at least 1. first: the lowest place that a row sees. gaps: [R, 2], as `Batch.gaps`.
     """
     total, table = int(counts.sum()), state.page_table.numpy()
     ids, places, rows, writes = np.empty((4, total), np.int64)
@@ -52,20 +52,23 @@ def known_tokens(state: SlotState, slots: Ints, begins: Ints, counts: Ints, star
         rows=torch.from_numpy(rows),
         offsets=torch.from_numpy(offsets),
         page_table=torch.from_numpy(table[slots, :width]),
-        starts=torch.from_numpy(starts),
-        gaps=torch.zeros((len(slots), 2), dtype=torch.int64),
+        starts=torch.from_numpy(np.full(len(slots), first)),
+        gaps=torch.from_numpy(gaps),
         writes=torch.from_numpy(writes),
         wanted=torch.from_numpy(offsets[1:] - 1),
     )
 
 
-def one_each(state: SlotState, slots: Tensor, ids: Tensor, places: Tensor, starts: Ints) -> Batch:
-    """Token `ids[r]` at place `places[r]` of `slots[r]`; all [R] int64. starts: [slots], the first place each sees."""
+def one_each(state: SlotState, slots: Tensor, ids: Tensor, places: Tensor, first: int, gaps: Ints) -> Batch:
+    """Token `ids[r]` at place `places[r]` of `slots[r]`; all [R] int64.
+
+    first: the lowest place that a row sees. gaps: [slots, 2], as `Batch.gaps`.
+    """
     count, table, places_ = len(slots), state.page_table.numpy(), places.numpy()
     rows = np.arange(count + 1)
-    of_rows, writes = np.empty((2, count), np.int64)
+    of_rows, writes = np.empty((count, 2), np.int64), np.empty(count, np.int64)
     pages = np.empty((count, int(places_.max()) // state.page_size + 1), np.int32)
-    _place(table, slots.numpy(), places_, starts, state.page_size, writes, of_rows, pages)
+    _place(table, slots.numpy(), places_, gaps, state.page_size, writes, of_rows, pages)
     known = torch.from_numpy(rows[:-1])
     return Batch(
         ids=ids,
@@ -73,19 +76,19 @@ def one_each(state: SlotState, slots: Tensor, ids: Tensor, places: Tensor, start
         rows=known,
         offsets=torch.from_numpy(rows),
         page_table=torch.from_numpy(pages),
-        starts=torch.from_numpy(of_rows),
-        gaps=torch.zeros((count, 2), dtype=torch.int64),
+        starts=torch.from_numpy(np.full(count, first)),
+        gaps=torch.from_numpy(of_rows),
         writes=torch.from_numpy(writes),
         wanted=known,
     )
 
 
 @numba.njit(cache=True, nogil=True)
-def _place(table, slots, places, starts, size, writes, of_rows, pages):
+def _place(table, slots, places, gaps, size, writes, of_rows, pages):
     for row in range(len(slots)):
         slot, place = slots[row], places[row]
         writes[row] = np.int64(table[slot, place // size]) * size + place % size
-        of_rows[row] = starts[slot]
+        of_rows[row, 0], of_rows[row, 1] = gaps[slot, 0], gaps[slot, 1]
         for column in range(pages.shape[1]):
             pages[row, column] = table[slot, column]
 

@@ -47,20 +47,20 @@ class PageMarks:
         self,
         table: NDArray[np.int32],
         slots: NDArray[np.int64],
-        starts: NDArray[np.int64],
+        since: NDArray[np.int64],
         begins: NDArray[np.int64],
         stops: NDArray[np.int64],
     ) -> None:
-        """Places `starts[r] .. begins[r] - 1` of `slots[r]` stood, those up to `stops[r]` now do: mark full pages.
+        """Places `since[r] .. begins[r] - 1` of `slots[r]` stood, those up to `stops[r]` now do: mark full pages.
 
-        table: [slots, W], the page table. A slot that begins at place 0 or 1 lacks nothing of its first page.
+        table: [slots, W], the page table.
         """
-        _mark(self.written, table, slots, starts, begins, stops, self.page_size)
+        _mark(self.written, table, slots, since, begins, stops, self.page_size)
 
 
 @numba.njit(cache=True, nogil=True)
-def _mark(written, table, slots, starts, begins, stops, size):
+def _mark(written, table, slots, since, begins, stops, size):
     for row in range(len(slots)):
-        whole = 0 if starts[row] <= 1 else (starts[row] + size - 1) // size
+        whole = (since[row] + size - 1) // size
         for column in range(max(whole, begins[row] // size), stops[row] // size):
             written[table[slots[row], column]] = 1

@@ -81,14 +81,14 @@ class SmallModelDrafter:
         self._sampling = sampling
         self._sampler = sampler
         self._marks = PageMarks(n_pages, state.page_size)
-        self._stops, self._starts = np.zeros((2, slots), np.int64)
-        self._drafted = np.zeros(slots, np.int64)
+        self._stops, self._drafted = np.zeros((2, slots), np.int64)
+        self._gaps = np.zeros((slots, 2), np.int64)  # none: it reads everything
         self._table, self._lengths = state.page_table.numpy(), state.lengths.numpy()
         self._computed = state.computed.numpy()
         nobody = np.zeros(0, np.int64)  # compiles here, not under the first request
-        known_tokens(state, nobody, nobody, nobody, nobody)
+        known_tokens(state, nobody, nobody, nobody, 0, self._gaps[nobody])
         first = torch.zeros(1, dtype=torch.int64)
-        one_each(state, first, first, first, self._starts)
+        one_each(state, first, first, first, 0, self._gaps)
         _keep_accepted(self._stops, self._drafted, self._lengths, nobody)
         self._mark(nobody, nobody)
 
@@ -151,7 +151,7 @@ class SmallModelDrafter:
             if depth:
                 rows = rows[counts[rows] > depth]
                 places = lengths[rows] + (depth - 1)
-                batch = one_each(self._state, slots[rows], tokens[rows, depth - 1], places, self._starts)
+                batch = one_each(self._state, slots[rows], tokens[rows, depth - 1], places, 0, self._gaps)
                 logits = self._forward(batch).logits
             layout = Layout(rows, slots[rows], torch.full_like(rows, depth), lengths[rows] + depth)
             tokens[rows, depth] = self._sampler(logits, layout, tokens, self._sampling)
@@ -165,7 +165,7 @@ class SmallModelDrafter:
         ends = []
         for rows, counts in passes(goals - begins, PASS_TOKENS):
             at = self._stops[slots[rows]]
-            batch = known_tokens(self._state, slots[rows], at, counts, np.zeros_like(at))
+            batch = known_tokens(self._state, slots[rows], at, counts, 0, self._gaps[slots[rows]])
             logits = self._forward(batch).logits
             self._stops[slots[rows]] = at + counts
             done = torch.from_numpy(self._stops[slots[rows]] == goals[rows])

@@ -9,7 +9,7 @@
 Pair n-2 predicts the first draft; the head's own output stands in for the target's features from there on. A place is
 the pair's place in the slot's pages (eagle3.md: a page's keys depend only on the tokens in the page's key that way).
 Pairs are read when drafts are wanted and not before: `absorb` only keeps taps. A slot that lags by more than the ring
-holds begins a fresh window, which costs acceptance for a while and never text.
+holds goes on behind a gap (`Reading`), which may cost acceptance and never text.
 Source: Li et al. 2025, EAGLE-3; the catch-up is this project's own.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,15 +30,13 @@ from overdrive.draft.base import Drafts, Fed
 from overdrive.draft.batches import Ints, known_tokens, one_each, passes
 from overdrive.draft.drawing import DraftSampler
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
+from overdrive.draft.eagle3.reading import FIRST, Reading
 from overdrive.draft.eagle3.ring import TapRing
 from overdrive.draft.marks import PageMarks
 from overdrive.types import PageEntry
 
 PASS_TOKENS = 512
 """Most pairs read in one pass."""
-
-FIRST = 1
-"""The lowest place in use."""
 
 Pass = Callable[[Batch, Tensor], HeadScored]
 """pass(batch, features [T, W]): the head over the pairs at the batch's positions, which are places, stored in its own
@@ -57,8 +54,8 @@ class HeadPasses:
 class EagleDrafter:
     """K drafts per row from an EAGLE-3 head, in one launch. CPU.
 
-    Slot s has read the pairs at places `starts[s] .. stops[s] - 1`. Its ring holds the taps from position
-    `oldest[s]` on, or of the newest `window` positions where that is fewer.
+    The ring of slot s holds the taps from position `oldest[s]` on, or of the newest `window` positions where that is
+    fewer.
     """
 
     sources = ("eagle3",)
@@ -77,14 +74,15 @@ class EagleDrafter:
         slots = len(state.lengths)
         self.taps = head.config.taps
         self._head = head
+        # With more layers than one, what is stored of a pair depends on the pairs it sees, not on its text alone.
+        self._one_layer = head.config.layers == 1
         self._passes = passes
         self._kv = kv
         self._ring = ring
         self._state = state
         self._sampler = DraftSampler(head.target_ids, sampling, sampler, slots)
         self._marks = PageMarks(n_pages, state.page_size)
-        self._starts = np.full(slots, FIRST, np.int64)
-        self._stops = np.full(slots, FIRST, np.int64)
+        self._reading = Reading(slots)
         self._oldest = np.zeros(slots, np.int64)
         self._given = np.zeros(state.page_table.shape, np.int64)  # the page's owner number when the slot got it
         self._table = state.page_table.numpy()
@@ -94,14 +92,14 @@ class EagleDrafter:
     def _compile(self) -> None:
         """Here, and not under the first request."""
         nobody, first = np.zeros(0, np.int64), torch.zeros(1, dtype=torch.int64)
-        known_tokens(self._state, nobody, nobody, nobody, nobody)
-        one_each(self._state, first, first, first, self._starts)
+        known_tokens(self._state, nobody, nobody, nobody, FIRST, self._reading.gaps[nobody])
+        one_each(self._state, first, first, first, FIRST, self._reading.gaps)
         for _ in self._passes_over(nobody, nobody):
             pass
 
     def lag(self, slot: int) -> int:
         """Pairs that the head could have read of this slot and has not."""
-        return int(min(self._computed[slot], self._lengths[slot] - 1) + 1 - self._stops[slot])
+        return int(min(self._computed[slot], self._lengths[slot] - 1) + 1 - self._reading.stops[slot])
 
     def enter(self, entry: PageEntry) -> None:
         """Note what new pages hold; a page exchanged for its equal takes what the head has read along."""
@@ -115,37 +113,28 @@ class EagleDrafter:
         """The slot's page at `column` becomes `page`, of the same tokens, in which the head may not have read them."""
         size, old = self._state.page_size, self._table[slot, column]
         begin, end = column * size, (column + 1) * size
-        if not old or self._marks.written[page] or self._stops[slot] <= begin:
+        if not old or self._marks.written[page] or self._reading.stops[slot] <= begin:
             return
         if self._given[slot, column] != self._marks.owners[old]:  # the slot sat out a step and the page was given away
-            self._cut(slot, end)
+            self._reading.lose(slot, begin, end)
             return
         for _ in self._passes_over(np.array([slot]), np.array([end])):  # the rest of the page
             pass
-        if self._starts[slot] <= max(begin, FIRST):
+        if self._reading.stands(slot, begin if self._one_layer else 0, end):
             self._kv.copy_page(int(old), page)
             self._marks.written[page] = 1
         else:  # only a part of the page was read: others may hold more of theirs
-            self._cut(slot, end)
-
-    def _cut(self, slot: int, place: int) -> None:
-        """Begin a fresh window at `place`."""
-        self._starts[slot] = max(self._starts[slot], place)
-        self._stops[slot] = max(self._stops[slot], place)
+            self._reading.lose(slot, begin, end)
 
     def admit(self, slot: int, tokens: Sequence[int], computed: int) -> None:
-        """Begin with what the shared pages hold: pairs up to the last page's end, back to the first page not read."""
-        self._starts[slot] = self._stops[slot] = FIRST
-        self._oldest[slot] = 0
-        if not computed:
-            return
+        """Begin with what the shared pages hold: all pairs but those from the first page not read to the last."""
         size = self._state.page_size
         pages = self._table[slot, : computed // size]
-        read = self._marks.trailing(pages)
-        self._starts[slot] = max(FIRST, (len(pages) - read) * size)
-        self._stops[slot] = computed
-        self._oldest[slot] = computed - 1
-        self._ring.restore(slot, computed - 1, int(pages[-1]))
+        read, unread = self._marks.leading(pages), len(pages) - self._marks.trailing(pages)
+        self._reading.begin(slot, read * size, unread * size, computed)
+        self._oldest[slot] = max(0, computed - 1)
+        if computed:
+            self._ring.restore(slot, computed - 1, int(pages[-1]))
 
     def absorb(self, fed: Fed) -> None:
         """Keep the taps of what stands."""
@@ -180,7 +169,7 @@ class EagleDrafter:
                 if not going.all():
                     rows, mine, wanted, places, feedback = (x[going] for x in (rows, mine, wanted, places, feedback))
                 places = places + 1
-                batch = one_each(self._state, mine, tokens[rows, depth - 1], places, self._starts)
+                batch = one_each(self._state, mine, tokens[rows, depth - 1], places, FIRST, self._reading.gaps)
                 feedback, logits = self._passes.feed(batch, feedback)
             layout = Layout(rows, mine, torch.full_like(rows, depth), places + 1)
             tokens[rows, depth] = self._sampler.draw(logits, layout, tokens)
@@ -189,7 +178,7 @@ class EagleDrafter:
         """Read all pairs that these slots lack, one at least, and say what follows the newest of each slot."""
         ends: list[HeadScored] = []
         for rows, scored in self._passes_over(slots, self._computed[slots] + 1):
-            done = torch.from_numpy(self._stops[slots[rows]] == self._computed[slots[rows]] + 1)
+            done = torch.from_numpy(self._reading.stops[slots[rows]] == self._computed[slots[rows]] + 1)
             only = len(rows) == len(slots) and bool(done.all())
             # What a pass gives is good until the next one.
             ends.append(scored if only else HeadScored(*(part[done] for part in scored)))
@@ -197,22 +186,16 @@ class EagleDrafter:
 
     def _passes_over(self, slots: Ints, goals: Ints) -> Iterator[tuple[Ints, HeadScored]]:
         """Read each slot's pairs up to the place `goals[r] - 1`; rows and their last pairs, pass by pass."""
-        _open_windows(self._starts, self._stops, self._oldest, slots, self._computed, self._ring.window)
-        for rows, counts in passes(np.maximum(goals - self._stops[slots], 0), PASS_TOKENS):
+        stops = self._reading.stops
+        # Pair p at place p + 1 needs the taps of position p.
+        kept = np.maximum(self._oldest[slots], self._computed[slots] - self._ring.window)
+        self._reading.skip_lost(slots, kept + 1)
+        for rows, counts in passes(np.maximum(goals - stops[slots], 0), PASS_TOKENS):
             mine = slots[rows]
-            begins, starts = self._stops[mine], self._starts[mine]
-            batch = known_tokens(self._state, mine, begins, counts, starts)
+            begins, gaps = stops[mine], self._reading.gaps[mine]
+            batch = known_tokens(self._state, mine, begins, counts, FIRST, gaps)
             scored = self._passes.read(batch, self._ring.gather(batch, mine))
-            self._stops[mine] = begins + counts
-            whole = starts <= FIRST if self._head.config.layers > 1 else np.ones(len(mine), np.bool_)
-            self._marks.mark(self._table, mine[whole], starts[whole], begins[whole], begins[whole] + counts[whole])
+            stops[mine] = begins + counts
+            alike = np.flatnonzero(self._one_layer | (gaps[:, 1] == 0))
+            self._marks.mark(self._table, mine[alike], gaps[alike, 1], begins[alike], stops[mine[alike]])
             yield rows, scored
-
-
-@numba.njit(cache=True, nogil=True)
-def _open_windows(starts, stops, oldest, slots, computed, window):
-    """Begin anew where the taps of the next pair are gone: pair p at place p + 1 needs the taps of position p."""
-    for slot in slots:
-        kept = max(oldest[slot], computed[slot] - window)
-        if stops[slot] < kept + 1:
-            starts[slot] = stops[slot] = kept + 1
