@@ -58,7 +58,7 @@ class Bench:
         self.pages = torch.randperm(n_pages, device="cuda").int()
         self.space = SplitSpace.allocate([heads], max(QUERIES), "cuda")
         # Trials split further than the built-in choice does.
-        self.wide = SplitSpace.allocate([heads], max(QUERIES), "cuda", 4 * self.space.programs)
+        self.wide = SplitSpace.allocate([heads], max(QUERIES), "cuda", 4 * self.space.processors)
 
     def batches(self, rows: int, context: int, tokens: int) -> list[Batch]:
         """Up to 32 batches of rows whose last `tokens` of `context` are new, with pages of their own."""
@@ -170,7 +170,7 @@ def tune(bench: Bench) -> None:
     print("\nbest settings, us (keys, warps, stages, splits); then what is built in, and the runners-up")
     for rows, queries, context in TUNED:
         passes = bench.attentions(bench.batches(rows, context, queries), queries, False, bench.wide)
-        splits = bench.space.splits(rows, bench.heads.kv_heads)
+        splits = bench.space.decode_splits(rows, bench.heads.kv_heads)
         tiles = {passes[0].decode, *(Tiling(passes[0].decode.rows, *trial) for trial in DECODE_TRIALS)}
         choices = sorted({max(1, splits // 2), splits, splits * 2 if rows < 32 else splits})
         built_in, q = (passes[0].decode, splits), bench.queries(rows * queries)

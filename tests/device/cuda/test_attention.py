@@ -16,13 +16,13 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
-from overdrive.device.cuda.attention import CudaAttention, SplitSpace, paged_attention
+from overdrive.device.cuda.attention import CudaAttention, SplitSpace, paged_attention, prefill_tiling
 from overdrive.errors import OverdriveError
 from tests.device.cuda.attention_batches import Row, Shape, expected, fill, make_batch, make_qkv
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
-BUSY = 16  # programs that keep the interpreter "busy": few rows are split, several are not
+PROCESSORS = 8  # pretended in the interpreter: few rows are split, several are not
 
 MIXED = [Row(0, 1), Row(16, 4), Row(60, 7), Row(63, 2), Row(0, 0), Row(127, 1), Row(100, 8)]
 LONG = [Row(30, 40), Row(0, 9), Row(129, 3), Row(0, 0), Row(5, 70), Row(64, 1)]
@@ -62,7 +62,7 @@ def check(
     padding: int = 3,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    programs: int = BUSY,
+    processors: int = PROCESSORS,
 ) -> None:
     """The kernels' result for these rows is the plain form's, for each real token."""
     pytest.importorskip("triton")
@@ -71,7 +71,7 @@ def check(
     batch, kv = on(device, batch), PagedKV([kv.k_pages[0].to(device)], [kv.v_pages[0].to(device)], page_size)
     q, k, v = (x.to(device) for x in (q, k, v))
     right = expected(batch, heads, kv, q, k, v)
-    space = SplitSpace.allocate([heads], queries, device, programs)
+    space = SplitSpace.allocate([heads], queries, device, processors)
     long_rows = max(row.tokens for row in rows) > queries
     got = CudaAttention(kv, heads, batch, queries, long_rows, space)(0, q, k, v)
     real, error = int(batch.offsets[-1]), TOLERANCE[dtype]
@@ -108,7 +108,15 @@ def test_what_is_out_of_view_is_not_read(window: int) -> None:
 @interpreted
 def test_one_row_split_at_any_length_is_right() -> None:
     for length in (1, 31, 32, 33, 64, 255, 257):  # tiles of float32 hold 32 keys: fewer tiles than programs, and more
-        check([Row(length - 1, 1)], Shape(2, 1, 32), queries=1, programs=4)
+        check([Row(length - 1, 1)], Shape(2, 1, 32), queries=1, processors=2)
+
+
+@interpreted
+def test_long_rows_split_at_any_length_are_right() -> None:
+    for length in (12, 32, 33, 100):
+        check([Row(length, 11)], Shape(2, 1, 32), queries=4, padding=0, processors=4)
+    check(HIDDEN[-2:], Shape(2, 1, 32), queries=4, processors=16)
+    check([Row(70, 9), Row(0, 0), Row(40, 3)], Shape(4, 2, 32, width=25), queries=4, processors=16)
 
 
 @interpreted
@@ -125,7 +133,7 @@ def test_padding_is_neither_stored_nor_attended(device: str) -> None:
     q, k, v = make_qkv(padded, heads, torch.float64)
     real = len(plain.ids)
     expected_ = ReferenceAttention(kv, plain, heads)(0, q[:real], k[:real], v[:real])
-    got = paged_attention(kv, heads, padded, 4, False, SplitSpace.allocate([heads], 4, device, BUSY))(0, q, k, v)
+    got = paged_attention(kv, heads, padded, 4, False, SplitSpace.allocate([heads], 4, device, PROCESSORS))(0, q, k, v)
     assert torch.equal(got[:real], expected_)
     assert not got[real:].any()
     assert not kv.k_pages[0][0].any() and not kv.v_pages[0][0].any()
@@ -133,14 +141,19 @@ def test_padding_is_neither_stored_nor_attended(device: str) -> None:
 
 def test_splits_fill_the_device_and_fit_their_space() -> None:
     for heads in (Shape(32, 8, 128), Shape(9, 3, 64), Shape(16, 1, 64)):
-        space = SplitSpace.allocate([heads], 8, "cpu", 264)
-        for rows in range(1, 300):
-            splits = space.splits(rows, heads.kv_heads)
+        space = SplitSpace.allocate([heads], 8, "cpu", 132)
+        room = len(space.totals)
+        assert room == len(space.sums) // heads.head_dim
+        for n in range(1, 300):
+            splits = space.decode_splits(n, heads.kv_heads)
             assert splits in (1, 2, 4, 8, 16, 32)
-            if splits > 1:
-                assert rows * splits * 8 * heads.heads <= len(space.totals) == len(space.sums) // heads.head_dim
-    space = SplitSpace.allocate([Shape(32, 8, 128)], 8, "cpu", 264)
-    assert [space.splits(rows, 8) for rows in (1, 2, 4, 8, 16, 32, 250)] == [32, 16, 8, 4, 2, 1, 1]
+            assert splits == 1 or n * splits * 8 * heads.heads <= room
+            tile = prefill_tiling(n, heads, torch.bfloat16, space.processors).rows
+            splits = space.prefill_splits(n, heads, tile)
+            assert splits == 1 or n * splits * heads.heads <= room
+    space = SplitSpace.allocate([Shape(32, 8, 128)], 8, "cpu", 132)
+    assert [space.decode_splits(rows, 8) for rows in (1, 2, 4, 8, 16, 32, 250)] == [32, 16, 8, 4, 2, 1, 1]
+    assert [space.prefill_splits(n, Shape(32, 8, 128), 64) for n in (32, 64, 128, 256, 512)] == [8, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +163,7 @@ def test_what_the_kernels_cannot_read_is_named(dtype: torch.dtype, page_size: in
     heads, batch = Shape(2, 1, 8), make_batch([Row(3, 1)], page_size)
     kv = fill(batch, heads, page_size, dtype)
     with pytest.raises(OverdriveError, match=message):
-        CudaAttention(kv, heads, batch, 1, False, SplitSpace.allocate([heads], 1, "cpu", BUSY))
+        CudaAttention(kv, heads, batch, 1, False, SplitSpace.allocate([heads], 1, "cpu", PROCESSORS))
 
 
 # At full size, on a device.
@@ -163,7 +176,7 @@ OTHERS = [torch.float16, torch.float32]
 
 
 def on_device(rows: Sequence[Row], heads: Shape, **options: Any) -> None:
-    check(rows, heads, device="cuda", programs=0, **options)
+    check(rows, heads, device="cuda", processors=0, **options)
 
 
 @pytest.mark.cuda

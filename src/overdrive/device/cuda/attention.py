@@ -24,6 +24,8 @@ MOST_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 2
 LEAST_ROWS = 16
 """Rows of the smallest tile that the tensor cores multiply."""
+SMALL_TILE = 64
+"""Queries x heads of the prefill tile where rows are split."""
 SEARCHED_ROWS = 256
 """Rows of a batch that a prefill program looks through at least: one binary serves all batches up to that."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -48,51 +50,65 @@ def decode_tiling(queries: int, group: int, head_dim: int, dtype: torch.dtype) -
     return Tiling(rows, 64, 4 if rows <= 64 else 8, 3)
 
 
-def prefill_tiling(group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """Of rows with many tokens."""
-    width = power_of_two(head_dim)
+def prefill_tiling(tokens: int, heads: Heads, dtype: torch.dtype, programs: int) -> Tiling:
+    """Of rows with many tokens, `tokens` in all: the large tile where it makes enough programs to keep a device busy.
+
+    programs: as many as that takes.
+    """
+    width = power_of_two(heads.head_dim)
     if dtype == torch.float32:
         return Tiling(32, 16 if width > 128 else 32, 8, 2)
     if width > 128:
         return Tiling(64, 32, 4, 2)
-    return Tiling(128, 64, 8, 3)
+    return Tiling(128, 64, 8, 3) if tokens * heads.heads >= 128 * programs else Tiling(SMALL_TILE, 64, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSpace:
     """Where the parts of split rows wait to be combined: allocated once, used by every layer of every pass in turn.
 
-    programs: of a launch that keep the device busy. sums, totals, tops: float32, as the kernels say.
+    processors: multiprocessors of the device. sums, totals, tops: float32, as the kernels say.
     """
 
-    programs: int
+    processors: int
     sums: Tensor
     totals: Tensor
     tops: Tensor
 
     @classmethod
     def allocate(
-        cls, networks: Iterable[Heads], queries: int, device: torch.device | str, programs: int = 0
+        cls, networks: Iterable[Heads], queries: int, device: torch.device | str, processors: int = 0
     ) -> SplitSpace:
-        """Room for any pass of these networks with rows of up to `queries` tokens.
+        """Room for any pass of these networks with short rows of up to `queries` tokens.
 
-        programs: 0 for twice the device's multiprocessors.
+        processors: 0 for those of the device.
         """
-        if not programs:
+        if not processors:
             processors = torch.cuda.get_device_properties(torch.device(device)).multi_processor_count
-            programs = PROGRAMS_PER_PROCESSOR * processors
-        # Rows are split only while rows x key heads x splits is at most `programs`.
-        sizes = [(programs // heads.kv_heads * heads.heads * queries, heads.head_dim) for heads in networks]
+
+        # Only while a launch has fewer programs than this are rows split; each makes so many parts.
+        programs = PROGRAMS_PER_PROCESSOR * processors
+        sizes = [
+            (programs * max(queries * heads.heads // heads.kv_heads, SMALL_TILE), heads.head_dim) for heads in networks
+        ]
         parts, numbers = max(n for n, _ in sizes), max(n * width for n, width in sizes)
 
         def zeros(n: int) -> Tensor:
             return torch.zeros(n, dtype=torch.float32, device=device)
 
-        return cls(programs, zeros(numbers), zeros(parts), zeros(parts))
+        return cls(processors, zeros(numbers), zeros(parts), zeros(parts))
 
-    def splits(self, rows: int, kv_heads: int) -> int:
-        """Programs that share a row's keys: a power of two, 1 where rows and heads alone keep the device busy."""
-        return min(MOST_SPLITS, 1 << max(0, (self.programs // (rows * kv_heads)).bit_length() - 1))
+    def decode_splits(self, rows: int, kv_heads: int) -> int:
+        """Programs that share a short row's keys: a power of two, 1 where rows x heads keep the device busy."""
+        return _split(PROGRAMS_PER_PROCESSOR * self.processors, rows * kv_heads)
+
+    def prefill_splits(self, tokens: int, heads: Heads, tile: int) -> int:
+        """The same for tiles of `tile` queries x heads of long rows, which are one program to a multiprocessor."""
+        return _split(self.processors, -(-tokens * heads.heads // tile))
+
+
+def _split(programs: int, tasks: int) -> int:
+    return min(MOST_SPLITS, 1 << max(0, (programs // tasks).bit_length() - 1))
 
 
 class CudaAttention:
@@ -102,7 +118,7 @@ class CudaAttention:
     behind the last row. Nothing is stored for those tokens, and their results are left as they are.
     queries: rows of at most this many tokens take the one kernel; rows of more exist only when `long_rows`, and take
     the other. space: of this network and at least this many queries; passes that use it must not overlap.
-    decode, prefill, splits: the choices made, which a benchmark may replace before it calls.
+    decode, prefill, splits, prefill_splits: the choices made, which a benchmark may replace before it calls.
     Raises OverdriveError for what the kernels cannot read.
     """
 
@@ -115,11 +131,13 @@ class CudaAttention:
         self._queries = queries
         self._long_rows = long_rows
         self._space = space
+        self._rows, self._tokens = len(batch.offsets) - 1, len(batch.ids)
         group, dtype = heads.heads // heads.kv_heads, kv.k_pages[0].dtype
         self._require_fit(dtype)
         self.decode = decode_tiling(queries, group, heads.head_dim, dtype)
-        self.prefill = prefill_tiling(group, heads.head_dim, dtype)
-        self.splits = space.splits(len(batch.offsets) - 1, heads.kv_heads)
+        self.prefill = prefill_tiling(self._tokens, heads, dtype, space.processors)
+        self.splits = space.decode_splits(self._rows, heads.kv_heads)
+        self.prefill_splits = space.prefill_splits(self._tokens, heads, self.prefill.rows)
         self._require_room()
 
     def _require_fit(self, dtype: torch.dtype) -> None:
@@ -133,9 +151,11 @@ class CudaAttention:
             raise OverdriveError("attention on CUDA needs a page table of 32-bit integers, pages next to each other")
 
     def _require_room(self) -> None:
-        parts = (len(self._batch.offsets) - 1) * self._queries * self._heads.heads * self.splits
+        short = self._rows * self._queries * self.splits if self.splits > 1 else 0
+        long = self._tokens * self.prefill_splits if self._long_rows and self.prefill_splits > 1 else 0
+        parts = max(short, long) * self._heads.heads
         room = min(len(self._space.totals), len(self._space.sums) // self._heads.head_dim)
-        if self.splits > 1 and parts > room:
+        if parts > room:
             raise OverdriveError(f"split attention needs room for {parts} parts, not {room}: too many queries to a row")
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -154,46 +174,40 @@ class CudaAttention:
         return out
 
     def _attend_short(self, layer: int, q: Tensor, out: Tensor) -> None:
-        from overdrive.device.cuda.attention_kernels import combine_kernel, decode_kernel
+        from overdrive.device.cuda.attention_kernels import decode_kernel
 
-        batch, space, heads, splits, tiling = self._batch, self._space, self._heads, self.splits, self.decode
-        rows, width = len(batch.offsets) - 1, power_of_two(heads.head_dim)
-        decode_kernel[(rows, heads.kv_heads, splits)](
-            *self._inputs(layer, q, out), space.sums, space.totals, space.tops, heads.window(layer), self._queries,
-            splits, self._scale(), SPLIT=splits > 1, **self._constants(layer, tiling), num_warps=tiling.warps,
-            num_stages=tiling.stages,
-        )  # fmt: skip
-        if splits > 1:
-            combine_kernel[(rows * self._queries, heads.heads)](
-                out, space.sums, space.totals, space.tops, batch.offsets, self._queries,
-                SPLITS=splits, HEADS=heads.heads, D=heads.head_dim, WIDTH=width, num_warps=4,
-            )  # fmt: skip
+        decode_kernel[(self._rows, self._heads.kv_heads, self.splits)](
+            *self._inputs(layer, q, out, self.splits), **self._constants(layer, self.decode, self.splits)
+        )
+        self._combine(out, self._rows * self._queries, self.splits, False)
 
     def _attend_long(self, layer: int, q: Tensor, out: Tensor) -> None:
         from overdrive.device.cuda.attention_kernels import prefill_kernel
 
-        heads, tiling, rows = self._heads, self.prefill, len(self._batch.offsets) - 1
-        tokens = tiling.rows // (heads.heads // heads.kv_heads)  # of a tile
-        tiles = len(q) // tokens + min(rows, len(q) // (self._queries + 1))
+        tokens = self.prefill.rows // (self._heads.heads // self._heads.kv_heads)  # of a tile
+        tiles = self._tokens // tokens + min(self._rows, self._tokens // (self._queries + 1))
         if not tiles:
             return
-        prefill_kernel[(heads.kv_heads, tiles)](
-            *self._inputs(layer, q, out), heads.window(layer), self._queries, rows, self._scale(),
-            **self._constants(layer, tiling), MOST_ROWS=power_of_two(max(rows, SEARCHED_ROWS)),
-            num_warps=tiling.warps, num_stages=tiling.stages,
+        prefill_kernel[(self._heads.kv_heads, tiles, self.prefill_splits)](
+            *self._inputs(layer, q, out, self.prefill_splits), self._rows,
+            **self._constants(layer, self.prefill, self.prefill_splits),
+            MOST_ROWS=power_of_two(max(self._rows, SEARCHED_ROWS)),
         )  # fmt: skip
+        self._combine(out, self._tokens, self.prefill_splits, True)
 
-    def _inputs(self, layer: int, q: Tensor, out: Tensor) -> tuple[object, ...]:
+    def _inputs(self, layer: int, q: Tensor, out: Tensor, splits: int) -> tuple[object, ...]:
         """What both kernels begin with."""
-        batch, kv = self._batch, self._kv
+        batch, kv, space, heads = self._batch, self._kv, self._space, self._heads
         return (
             out, q, q.stride(0), kv.k_pages[layer], kv.v_pages[layer], batch.page_table, batch.page_table.stride(0),
-            batch.offsets, batch.positions, batch.starts, batch.gaps,
+            batch.offsets, batch.positions, batch.starts, batch.gaps, space.sums, space.totals, space.tops,
+            heads.window(layer), self._queries, splits, math.log2(math.e) * heads.head_dim**-0.5,
         )  # fmt: skip
 
-    def _constants(self, layer: int, tiling: Tiling) -> dict[str, int]:
+    def _constants(self, layer: int, tiling: Tiling, splits: int) -> dict[str, int]:
         heads = self._heads
         return {
+            "SPLIT": splits > 1,
             "WINDOWED": heads.window(layer) > 0,
             "GROUP": heads.heads // heads.kv_heads,
             "KV_HEADS": heads.kv_heads,
@@ -202,11 +216,21 @@ class CudaAttention:
             "WIDTH": power_of_two(heads.head_dim),
             "KEYS": tiling.keys,
             "ROWS": tiling.rows,
+            "num_warps": tiling.warps,
+            "num_stages": tiling.stages,
         }
 
-    def _scale(self) -> float:
-        """Of scores whose softmax is taken in base 2."""
-        return math.log2(math.e) * self._heads.head_dim**-0.5
+    def _combine(self, out: Tensor, places: int, splits: int, long: bool) -> None:
+        from overdrive.device.cuda.attention_kernels import combine_kernel
+
+        if splits == 1:
+            return
+        batch, space, heads = self._batch, self._space, self._heads
+        combine_kernel[(places, heads.heads)](
+            out, space.sums, space.totals, space.tops, batch.offsets, batch.rows, self._queries,
+            LONG=long, SPLITS=splits, HEADS=heads.heads, D=heads.head_dim, WIDTH=power_of_two(heads.head_dim),
+            num_warps=4,
+        )  # fmt: skip
 
 
 def paged_attention(

@@ -17,7 +17,9 @@ import triton.language as tl
 
 LOWEST = tl.constexpr(-1e30)  # below every score, and finite: LOWEST - LOWEST is 0, not NaN
 
-_INDICES = ["table", "offsets", "positions", "starts", "gaps"]  # slices begin anywhere: one binary serves them all
+# What varies without need of a binary of its own: plain numbers, and where slices of index tensors begin.
+_NUMBERS = ["table_stride", "window", "queries", "splits", "rows"]
+_INDICES = ["table", "offsets", "positions", "starts", "gaps", "owners"]
 
 
 @triton.jit
@@ -93,10 +95,29 @@ def _attend_tile(
     return sums, total * shrink + tl.sum(weights, 1), new_top
 
 
-@triton.jit(
-    do_not_specialize=["table_stride", "window", "queries", "splits"],
-    do_not_specialize_on_alignment=_INDICES,
-)
+@triton.jit
+def _finish(
+    out, part_sums, part_totals, part_tops, sums, total, top, token, heads, valid, part, worked,
+    SPLIT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The running softmax as the results of tokens `token` [ROWS] and `heads` [ROWS], or with SPLIT as parts `part`.
+
+    A share without tiles, not `worked`, leaves total 0 and its sums as an earlier launch left them.
+    """
+    dims = tl.arange(0, WIDTH)
+    mask = valid[:, None] & (dims < D)[None, :]
+    if SPLIT:
+        tl.store(part_totals + part, total, mask=valid)
+        tl.store(part_tops + part, top, mask=valid)
+        if worked:
+            tl.store(part_sums + part.to(tl.int64)[:, None] * D + dims[None, :], sums, mask=mask)
+    else:
+        places = token.to(tl.int64) * (HEADS * D) + heads * D
+        attended = sums / tl.maximum(total, 1e-30)[:, None]
+        tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def decode_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
     part_sums, part_totals, part_tops, window, queries, splits, scale,
@@ -106,28 +127,28 @@ def decode_kernel(
     """Rows of 1 .. `queries` tokens over the grid (R, KV_HEADS, splits): out [T, Hq * D], or parts of it.
 
     Program (row, head, s) attends to the s-th share of the row's tiles. Query i of a row's tile is token i // GROUP of
-    the row and head `head * GROUP + i % GROUP`. With SPLIT, sums, totals and tops go to part
-    ((row * queries + token) * Hq + head) * splits + s; a share without tiles leaves total 0 and its sums as they were.
+    the row and head `head * GROUP + i % GROUP`. With SPLIT it goes to part
+    ((row * queries + token) * Hq + head) * splits + s.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(offsets + row).to(tl.int32)
     count = tl.load(offsets + row + 1).to(tl.int32) - begin
-    if (count == 0) | (count > queries):
-        return
-    length = tl.load(positions + begin + count - 1).to(tl.int32) + 1
     start = tl.load(starts + row).to(tl.int32)
     gap = tl.load(gaps + 2 * row).to(tl.int32)
     gap_end = tl.load(gaps + 2 * row + 1).to(tl.int32)
+    if (count == 0) | (count > queries):
+        return
+    length = tl.load(positions + begin + count - 1).to(tl.int32) + 1
     index = tl.arange(0, ROWS)
     token, heads = index // GROUP, head * GROUP + index % GROUP
     valid = token < count
     at = length - count + token
+    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     low = start
     if WINDOWED:
         low = tl.maximum(start, length - count + 1 - window)
     first, skip, jump, tiles = _tiles(low, length, gap, gap_end, KEYS)
     share = (tiles + splits - 1) // splits
-    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     row_table = table + row.to(tl.int64) * table_stride
     k_head, v_head = k_pages + head * (PAGE * D), v_pages + head * (PAGE * D)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -140,42 +161,11 @@ def decode_kernel(
             sums, total, top, tile_queries, at, k_head, v_head, row_table, tile, start, length, gap, gap_end,
             window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
-    dims = tl.arange(0, WIDTH)
-    mask = valid[:, None] & (dims < D)[None, :]
-    if SPLIT:
-        part = ((row * queries + token) * (KV_HEADS * GROUP) + heads) * splits + split
-        tl.store(part_totals + part, total, mask=valid)
-        tl.store(part_tops + part, top, mask=valid)
-        if split * share < tiles:
-            tl.store(part_sums + part[:, None] * D + dims[None, :], sums, mask=mask)
-    else:
-        places = (begin + token).to(tl.int64) * (KV_HEADS * GROUP * D) + heads * D
-        attended = sums / tl.maximum(total, 1e-30)[:, None]
-        tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["queries"], do_not_specialize_on_alignment=["offsets"])
-def combine_kernel(
-    out, part_sums, part_totals, part_tops, offsets, queries,
-    SPLITS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The parts that `decode_kernel` left, as one: grid (R * queries, HEADS), out [T, HEADS * D]."""
-    place, head = tl.program_id(0), tl.program_id(1)
-    row, token = place // queries, place % queries
-    begin = tl.load(offsets + row)
-    count = tl.load(offsets + row + 1) - begin
-    parts = (place * HEADS + head) * SPLITS + tl.arange(0, SPLITS)
-    dims = tl.arange(0, WIDTH)
-    totals, tops = tl.load(part_totals + parts), tl.load(part_tops + parts)
-    sums = tl.load(part_sums + parts[:, None] * D + dims[None, :], mask=(dims < D)[None, :], other=0.0)
-    used = totals > 0  # the sums of other parts are those of an earlier launch
-    tops = tl.where(used, tops, LOWEST)
-    shares = tl.exp2(tops - tl.max(tops, 0))
-    sums = tl.sum(tl.where(used[:, None], sums * shares[:, None], 0.0), 0)
-    total = tl.sum(tl.where(used, totals * shares, 0.0), 0)
-    attended = (sums / tl.maximum(total, 1e-30)).to(out.dtype.element_ty)
-    mask = (dims < D) & (token < count) & (count <= queries)
-    tl.store(out + ((begin + token) * HEADS + head) * D + dims, attended, mask=mask)
+    part = ((row * queries + token) * (KV_HEADS * GROUP) + heads) * splits + split
+    _finish(
+        out, part_sums, part_totals, part_tops, sums, total, top, begin + token, heads, valid, part,
+        split * share < tiles, SPLIT, KV_HEADS * GROUP, D, WIDTH,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -195,22 +185,20 @@ def _nth_tile(offsets, rows, number_from_last, queries, TOKENS: tl.constexpr, MO
     return found, number - tl.sum(tl.where(before, tiles, 0), 0)
 
 
-@triton.jit(
-    do_not_specialize=["table_stride", "window", "queries", "rows"],
-    do_not_specialize_on_alignment=_INDICES,
-)
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def prefill_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
-    window, queries, rows, scale,
-    WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, MOST_ROWS: tl.constexpr,
+    part_sums, part_totals, part_tops, window, queries, splits, scale, rows,
+    SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, MOST_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rows of more than `queries` tokens over the grid (KV_HEADS, tiles): out [T, Hq * D].
+    """Rows of more than `queries` tokens over the grid (KV_HEADS, tiles, splits): out [T, Hq * D], or parts of it.
 
     A tile is ROWS // GROUP tokens with the GROUP heads of a key head: a short run of positions, so that little of the
-    last keys is masked in vain. The last tiles of a row see most keys and start first.
+    last keys is masked in vain. The last tiles of a row see most keys and start first. With SPLIT a result goes to part
+    (t * Hq + head) * splits + s.
     """
-    head = tl.program_id(0)
+    head, split = tl.program_id(0), tl.program_id(2)
     TOKENS: tl.constexpr = ROWS // GROUP
     row, nth = _nth_tile(offsets, rows, tl.program_id(1), queries, TOKENS, MOST_ROWS)
     if row < 0:
@@ -224,7 +212,7 @@ def prefill_kernel(
     index = tl.arange(0, ROWS)
     token, heads = nth * TOKENS + index // GROUP, head * GROUP + index % GROUP
     valid = (index < TOKENS * GROUP) & (token < count)
-    at = context + token
+    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     nearest = context + nth * TOKENS  # positions of the tile's first and last query
     farthest = context + tl.minimum(count, nth * TOKENS + TOKENS) - 1
     low, clear = start, tl.maximum(start, gap_end)
@@ -232,30 +220,66 @@ def prefill_kernel(
         low = tl.maximum(start, nearest + 1 - window)
         clear = tl.maximum(clear, farthest + 1 - window)
     first, skip, jump, tiles = _tiles(low, farthest + 1, gap, gap_end, KEYS)
-    # Tiles that every query sees in full, clear .. full - 1, need no mask.
+    # Tiles that every query sees in full, `whole` of them from `clear` on, need no mask and come first.
     clear = tl.maximum((clear + KEYS - 1) // KEYS, skip + jump)
-    full = tl.maximum((nearest + 1) // KEYS, clear)
-    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
+    whole = tl.maximum((nearest + 1) // KEYS - clear, 0)
+    share = (tiles + splits - 1) // splits
+    begin_share, end_share = split * share, tl.minimum(split * share + share, tiles)
     row_table = table + row.to(tl.int64) * table_stride
     k_head, v_head = k_pages + head * (PAGE * D), v_pages + head * (PAGE * D)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     top = tl.full((ROWS,), LOWEST, tl.float32)
-    for tile in tl.range(clear, full):
+    for i in tl.range(begin_share, tl.minimum(end_share, whole)):
         sums, total, top = _attend_tile(
-            sums, total, top, tile_queries, at, k_head, v_head, row_table, tile, start, farthest + 1, gap, gap_end,
-            window, scale, False, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
+            sums, total, top, tile_queries, context + token, k_head, v_head, row_table, clear + i, start,
+            farthest + 1, gap, gap_end, window, scale, False, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
-    for i in tl.range(0, tiles - (full - clear)):
-        tile = first + i
+    for i in tl.range(tl.maximum(begin_share, whole), end_share):
+        tile = first + i - whole
         tile = tl.where(tile >= skip, tile + jump, tile)
-        tile = tl.where(tile >= clear, tile + full - clear, tile)
+        tile = tl.where(tile >= clear, tile + whole, tile)
         sums, total, top = _attend_tile(
-            sums, total, top, tile_queries, at, k_head, v_head, row_table, tile, start, farthest + 1, gap, gap_end,
-            window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
+            sums, total, top, tile_queries, context + token, k_head, v_head, row_table, tile, start,
+            farthest + 1, gap, gap_end, window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
+    part = ((begin + token) * (KV_HEADS * GROUP) + heads) * splits + split
+    _finish(
+        out, part_sums, part_totals, part_tops, sums, total, top, begin + token, heads, valid, part,
+        begin_share < end_share, SPLIT, KV_HEADS * GROUP, D, WIDTH,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
+def combine_kernel(
+    out, part_sums, part_totals, part_tops, offsets, owners, queries,
+    LONG: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Parts as one result each, out [T, HEADS * D].
+
+    Of `decode_kernel`: the grid is (R * queries, HEADS). Of `prefill_kernel`, LONG: (T, HEADS); owners: row of a token.
+    """
+    place, head = tl.program_id(0), tl.program_id(1)
+    row, t = place // queries, place
+    if LONG:
+        row = tl.load(owners + place).to(tl.int32)
+    begin = tl.load(offsets + row).to(tl.int32)
+    count = tl.load(offsets + row + 1).to(tl.int32) - begin
+    if LONG:
+        meant = count > queries
+    else:
+        meant = count <= queries
+        t = begin + place % queries
+    parts = (place * HEADS + head) * SPLITS + tl.arange(0, SPLITS)
     dims = tl.arange(0, WIDTH)
-    places = (begin + token).to(tl.int64) * (KV_HEADS * GROUP * D) + heads * D
-    attended = sums / tl.maximum(total, 1e-30)[:, None]
-    mask = valid[:, None] & (dims < D)[None, :]
-    tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+    totals, tops = tl.load(part_totals + parts), tl.load(part_tops + parts)
+    rows = part_sums + parts.to(tl.int64)[:, None] * D
+    sums = tl.load(rows + dims[None, :], mask=(dims < D)[None, :], other=0.0)
+    used = totals > 0  # the sums of other parts are those of an earlier launch
+    tops = tl.where(used, tops, LOWEST)
+    shares = tl.exp2(tops - tl.max(tops, 0))
+    sums = tl.sum(tl.where(used[:, None], sums * shares[:, None], 0.0), 0)
+    total = tl.sum(tl.where(used, totals * shares, 0.0), 0)
+    attended = (sums / tl.maximum(total, 1e-30)).to(out.dtype.element_ty)
+    meant = meant & (t >= begin) & (t < begin + count)  # padding tokens stand behind every row
+    tl.store(out + (t.to(tl.int64) * HEADS + head) * D + dims, attended, mask=(dims < D) & meant)
