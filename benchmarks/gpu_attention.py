@@ -21,12 +21,12 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
-from overdrive.device.cuda.attention import CudaAttention, SplitSpace, Tiling
+from overdrive.device.cuda.attention import CudaAttention, SplitSpace, Tiling, prefill_tiling
 
 LAUNCHES = 32
 POOL = 1 << 20  # positions with keys and values
 ROWS, QUERIES, CONTEXTS = (1, 8, 32, 64, 128, 250), (1, 4, 8), (1024, 4096)
-PREFILLS = [(256, 0), (2048, 0), (256, 4096), (2048, 4096), (8192, 0)]  # (new tokens, tokens before)
+PREFILLS = [(32, 4096), (256, 0), (2048, 0), (256, 4096), (2048, 4096), (8192, 0)]  # (new tokens, tokens before)
 DECODE_TRIALS = [(64, 4, 3), (128, 4, 3), (128, 8, 3), (64, 4, 5), (32, 4, 5)]  # (keys, warps, stages)
 PREFILL_TRIALS = [Tiling(128, 64, 8, 2), Tiling(128, 128, 8, 2), Tiling(128, 128, 8, 3), Tiling(64, 64, 4, 3)]
 TUNED = [(1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (64, 1, 1024), (250, 1, 1024), (1, 1, 4096), (8, 1, 4096)]
@@ -182,12 +182,18 @@ def tune(bench: Bench) -> None:
                 results.append((timed([attend(one, q) for one in passes], 8.0), (tiling, count)))
         print_best(f"{rows} x {queries} at {context}", results, built_in)
     for new, before in PREFILLS:
-        passes, q = bench.attentions(bench.batches(1, before + new, new), 1, True), bench.queries(new)
-        built_in, results = (passes[0].prefill, 1), []
-        for tiling in sorted({passes[0].prefill, *PREFILL_TRIALS}):
-            for one in passes:
-                one.prefill = tiling
-            results.append((timed([attend(one, q) for one in passes], 8.0), (tiling, 1)))
+        passes = bench.attentions(bench.batches(1, before + new, new), 1, True, bench.wide)
+        q, results = bench.queries(new), []
+        default = prefill_tiling(new, bench.heads, torch.bfloat16, bench.space.processors)
+        for tiling in sorted({default, *PREFILL_TRIALS}):
+            splits = bench.space.prefill_splits(new, bench.heads, tiling.rows)
+            for count in (splits, 2 * splits):
+                if count > 1 and new * count * bench.heads.heads > len(bench.wide.totals):
+                    continue
+                for one in passes:
+                    one.prefill, one.prefill_splits = tiling, count
+                results.append((timed([attend(one, q) for one in passes], 8.0), (tiling, count)))
+        built_in = default, bench.space.prefill_splits(new, bench.heads, default.rows)
         print_best(f"prefill {new} after {before}", results, built_in)
 
 
