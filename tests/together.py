@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -62,21 +63,20 @@ class ThreadRanks:
 
 def together(count: int, work: Callable[[ThreadRanks], Result]) -> list[Result]:
     """What `work` returns on each of `count` ranks, which run at the same time. Raises the first error of any."""
-    meeting, results, errors = Meeting(count), [None] * count, []
+    meeting = Meeting(count)
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Result:
         try:
             with torch.inference_mode():
-                results[rank] = work(ThreadRanks(meeting, rank, count))
-        except Exception as error:
-            errors.append(error)
+                return work(ThreadRanks(meeting, rank, count))
+        except Exception:
             meeting.close()
+            raise
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    return side_by_side(count, run)
+
+
+def side_by_side(count: int, work: Callable[[int], Result]) -> list[Result]:
+    """What `work(rank)` returns for each rank, in threads. Raises the first error of any, once all have ended."""
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result() for future in [pool.submit(work, rank) for rank in range(count)]]

@@ -23,6 +23,7 @@ def check_engine(options: EngineOptions) -> None:
     _at_least(0, {"threads": options.device.threads, "max-queue": scheduler.max_queue})
     _at_least(0, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk})
     _at_least(0, {"max-step-tokens": scheduler.max_step_tokens})
+    _at_least(1, {"tensor-parallel": options.device.tensor_parallel})
     if not 0 < memory.device_share <= 1:
         raise OverdriveError(f"--device-share must be above 0 and at most 1, not {memory.device_share}")
     size = memory.page_size

@@ -103,6 +103,8 @@ class DeviceOptions:
     """Run host work under the device's step; auto takes what measured faster for the device."""
     graphs: bool = True
     """Record a GPU's steps as CUDA graphs at start. Off starts sooner and runs slower."""
+    tensor_parallel: int = 1
+    """Processes that divide the model among them, one per GPU, from `device` on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

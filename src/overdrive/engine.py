@@ -14,6 +14,9 @@ from overdrive.config import EngineOptions
 from overdrive.device.base import Device, Parts
 from overdrive.device.build import open_device
 from overdrive.device.cpu.precompile import Precompiler
+from overdrive.device.parallel.followers import Company
+from overdrive.device.parallel.muster import muster
+from overdrive.device.parallel.ranks import Ranks
 from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.loop import Loop
@@ -43,6 +46,7 @@ class Engine:
         loop: Loop,
         meter: Meter,
         token_bytes: list[bytes],
+        company: Company,
         close: Callable[[], None],
     ) -> None:
         self.info = info
@@ -52,12 +56,18 @@ class Engine:
         self._loop = loop
         self._meter = meter
         self._token_bytes = token_bytes
+        self._company = company
         self._arrivals = 0
 
     @property
     def idle(self) -> bool:
         """Nothing is left to do."""
         return self._loop.idle
+
+    @property
+    def failure(self) -> str:
+        """Why no step can be run any more, in one line; empty while all is well."""
+        return self._company.failure
 
     def submit(self, request_id: str, prompt: Iterable[int], params: SamplingParams) -> Request:
         """Queue a request. Raises BadRequest, before any work, where it can never be served."""
@@ -86,7 +96,9 @@ class Engine:
         return [self._committer.abort(request, finish) for request in requests]
 
     def advance(self) -> list[Delta]:
-        """One turn of the loop: what it committed."""
+        """One turn of the loop: what it committed. After a failure every request ends with it as its error."""
+        if failure := self.failure:
+            return self.abort_all(Finish(FinishReason.ERROR, message=failure))
         return self._loop.advance()
 
     def stats(self) -> Stats:
@@ -154,7 +166,28 @@ def build(
     """
     device = open_device(options, precompiler)
     options = device.resolve(options)
-    loaded = load(model, options.model, device.torch_device, progress, device.team)
+    company, ranks = muster(model, options, device.torch_device, progress)
+    try:
+        return _build(
+            model, options, progress, (lambda drafts: controller or FixedDrafts(drafts)), device, company, ranks
+        )
+    except BaseException:
+        company.close()
+        raise
+
+
+def _build(
+    model: str,
+    options: EngineOptions,
+    progress: Progress,
+    controller: Callable[[int], Controller],
+    device: Device,
+    company: Company,
+    ranks: Ranks,
+) -> Engine:
+    """The rest of `build`, once every rank is there. controller: of the most drafts that a plan may ask for."""
+    loaded = load(model, options.model, device.torch_device, progress, device.team, ranks)
+    company.await_loaded(progress)
     progress("tokenizer", 0, 1)
     tokenizer, _ = open_text(loaded.source, options.model)
     progress("tokenizer", 1, 1)
@@ -162,15 +195,17 @@ def build(
     drafts = 0 if choice.name == "none" else options.draft.drafts
     n_pages = count_pages(loaded, options, choice, device)
     pool = PagePool(n_pages)
-    limits = _limits(loaded, options)
+    company.open(n_pages, drafts)
+    limits = limits_of(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
     stream = device.open_stream()
-    parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, options)
+    parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, options, ranks)
     runner = device.open_runner(parts, stream, progress)
+    company.await_ready()
     meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
-    loop = Loop(scheduler, controller or FixedDrafts(drafts), runner, committer, device.lookahead)
+    loop = Loop(scheduler, controller(drafts), company.lead(runner), committer, device.lookahead)
     info = EngineInfo(
         model=model,
         architecture=loaded.config.architecture,
@@ -193,10 +228,17 @@ def build(
         device=str(device.torch_device),
         simulated_acceptance=options.draft.simulate_acceptance if drafts else "",
     )
-    return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), stream.close)
+
+    def close() -> None:
+        stream.close()
+        ranks.close()
+        company.close()
+
+    return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), company, close)
 
 
-def _limits(loaded: Loaded, options: EngineOptions) -> Limits:
+def limits_of(loaded: Loaded, options: EngineOptions) -> Limits:
+    """What the scheduler and the device's tables hold to."""
     scheduler = options.scheduler
     return Limits(
         max_rows=scheduler.max_rows,
@@ -216,7 +258,7 @@ def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice, device: 
     The share is never more than all rows at full length could fill. Raises OverdriveError when what was asked does not
     fit, or not even a page for each row.
     """
-    size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.config
+    size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.transformer.config
     page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * loaded.transformer.dtype.itemsize
     page_bytes += choice.page_bytes(size)
     free = max(0, device.free_bytes(options, loaded.transformer) - rows * choice.slot_bytes())

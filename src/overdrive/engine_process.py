@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overdrive.commit import Delta
 from overdrive.config import EngineOptions
 from overdrive.device.cpu.precompile import Precompiler
-from overdrive.errors import BadRequest, OverdriveError
+from overdrive.errors import BadRequest, OverdriveError, one_line
 from overdrive.types import Finish, FinishReason
 from overdrive.wire import (
     Abort,
@@ -42,7 +42,7 @@ class _Served:
         self._told = 0.0
 
     def run(self) -> None:
-        """Serve until told to stop, or drained."""
+        """Serve until told to stop, or drained, or until the engine can run nothing any more: see `Engine.failure`."""
         while not (self._stopped or (self._draining and self._engine.idle)):
             for message in self._link.poll(IDLE_SECONDS if self._engine.idle else 0.0):
                 self._take(message)
@@ -50,6 +50,9 @@ class _Served:
                 self._publish(self._engine.advance())
                 if self._engine.idle:
                     self._told = 0.0  # what stands when the last answer ends is not left untold
+            if self._engine.failure:
+                self._publish(self._engine.advance())
+                return
             self._tell_stats()
 
     def _take(self, message: Submit | Abort | Drain | Stop) -> None:
@@ -112,20 +115,14 @@ def run_engine(model: str, options: EngineOptions, address: str) -> None:
     try:
         engine = build(model, options, progress, precompiler=precompiler)
     except (OverdriveError, MemoryError, RuntimeError) as error:  # torch's word for too little memory is RuntimeError
-        link.send(Failed(_reason(error)))
+        link.send(Failed(one_line(error)))
         link.close()
         return
     link.send(Ready(engine.info))
     try:
         _Served(engine, link).run()
     finally:
+        if engine.failure:
+            link.send(Failed(engine.failure))
         engine.close()
         link.close()
-
-
-def _reason(error: Exception) -> str:
-    """Why the engine could not be built, in one line."""
-    if isinstance(error, OverdriveError):
-        return str(error)
-    said = next(iter(str(error).splitlines()), "") or "not enough memory"
-    return f"the engine cannot be set up with these options: {said}"

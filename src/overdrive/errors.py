@@ -7,6 +7,14 @@ class OverdriveError(Exception):
     """Something the user can mend: the message names what is wrong and what would be right."""
 
 
+def one_line(error: Exception) -> str:
+    """Why something could not be set up, for people."""
+    if isinstance(error, OverdriveError):
+        return str(error)
+    said = next(iter(str(error).splitlines()), "") or "not enough memory"
+    return f"the engine cannot be set up with these options: {said}"
+
+
 class BadRequest(OverdriveError):
     """A request that cannot be served as it is. `param` names the parameter at fault ("" when none is)."""
 

@@ -243,6 +243,8 @@ class LLM:
     def _submit(self, answer: Answer) -> None:
         if self._closed:
             raise OverdriveError("this LLM is closed")
+        if self._engine.failure:
+            raise OverdriveError(self._engine.failure)
         self._engine.submit(answer.id, answer.prompt, answer.params)
         self._running[answer.id] = answer
 

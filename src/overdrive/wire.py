@@ -6,7 +6,8 @@ Knows msgspec and zmq, and nothing of HTTP, text or the engine. Whatever crosses
     EngineClient  -- Submit, Abort, Drain, Stop -->   EngineEndpoint
                   <-- Loading, Ready | Failed, Batch, Stats --
 
-Promises of the engine side: `Ready` or `Failed` comes once, after any `Loading`; every `Submit` gets exactly one
+Promises of the engine side: `Ready` or `Failed` comes once, after any `Loading`; `Failed` also comes, as the last word,
+when an engine that was ready can run nothing any more; every `Submit` gets exactly one
 `Tokens` with a `finish`, whatever happens (an aborted request too); an `Abort` for an unknown id is ignored.
 """
 

@@ -29,7 +29,11 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
+    return write_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def write_tiny(folder):
+    """The tiny model's config and template, without weights."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "template.jinja").write_text(TEMPLATE)
     return folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -12,12 +12,14 @@ from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.runner import Runner
 from overdrive.device.sampling import Layout, SamplingState, sample
 from overdrive.device.state import SlotState
 from overdrive.device.stream import Stream
 from overdrive.draft import Drafter, Room
 from overdrive.loop import Loop
+from overdrive.loop import Runner as LoopRunner
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.model.dummy import tiny_transformer
@@ -59,8 +61,13 @@ def tiny_bench(
     cached: bool = True,
     max_model_len: int = MAX_MODEL_LEN,
     model: Transformer | None = None,
+    ranks: Ranks = ALONE,
+    lead: Callable[[Runner], LoopRunner] = lambda runner: runner,
 ) -> Bench:
-    """make_drafter: of a Room. model: `tiny()` by default. Everything else is the engine's own."""
+    """make_drafter: of a Room. model: `tiny()` by default. lead: makes the runner one that others follow.
+
+    Everything else is the engine's own.
+    """
     model = model or tiny()
     pool = PagePool(n_pages)
     limits = Limits(
@@ -77,9 +84,9 @@ def tiny_bench(
     sampling, sampler = SamplingState(max_rows, VOCAB, model.dtype), device().sampler(VOCAB, model.dtype)
     drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, n_pages))
     forward = device().forward(model, kv, drafter.taps)
-    runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream)
+    runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, ranks=ranks)
     committer = Committer(scheduler, DraftCounts(drafter.sources, 16))
-    return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, lookahead))
+    return Bench(scheduler, runner, committer, Loop(scheduler, controller, lead(runner), committer, lookahead))
 
 
 @torch.inference_mode()

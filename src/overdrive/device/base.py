@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from overdrive.config import EngineOptions
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.sampling import SamplingState
 from overdrive.device.stream import Stream
 from overdrive.device.verify import Imposed
@@ -26,7 +27,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a runner is made of. n_pages: the scratch page included. drafts: the most that a plan may ask for."""
+    """What a runner is made of. n_pages: the scratch page included. drafts: the most that a plan may ask for.
+
+    ranks: those who run every step together; where this one follows, it needs no sampler and has nobody draft.
+    """
 
     model: Transformer
     choice: Choice
@@ -34,6 +38,7 @@ class Parts:
     n_pages: int
     drafts: int
     options: EngineOptions
+    ranks: Ranks = ALONE
 
 
 class DraftingRunner(Runner[Any], Protocol):

@@ -11,10 +11,11 @@ from overdrive.device.cpu.precompile import Precompiler
 from overdrive.errors import OverdriveError
 
 
-def open_device(options: EngineOptions, precompiler: Precompiler | None = None) -> Device:
+def open_device(options: EngineOptions, precompiler: Precompiler | None = None, rank: int = 0) -> Device:
     """The device of `options.device`. Raises OverdriveError, one line, for one that is not there.
 
-    precompiler: of the CPU's kernels, where one was started early.
+    precompiler: of the CPU's kernels, where one was started early. rank: of several that divide a model; each has a GPU
+    of its own, behind the one before it.
     """
     wanted = options.device.device
     if wanted == "auto":
@@ -25,5 +26,5 @@ def open_device(options: EngineOptions, precompiler: Precompiler | None = None) 
     if kind == "cuda" and (index.isdigit() or not index):
         from overdrive.device.cuda.device import open_cuda  # and with it Triton, which only GPUs need
 
-        return open_cuda(int(index or 0), options)
+        return open_cuda(int(index or 0) + rank, options)
     raise OverdriveError(f"--device must be auto, cpu, cuda or cuda:N, not {wanted!r}")

@@ -19,6 +19,7 @@ from overdrive.device.cpu.recording import RecordedPass
 from overdrive.device.cpu.sampling import CpuSampler
 from overdrive.device.cpu.steps import CpuSteps
 from overdrive.device.cpu.team import Team
+from overdrive.device.parallel.following import undrawn
 from overdrive.device.runner import Forward, Runner
 from overdrive.device.sampling import Sampler, SamplingState, sample
 from overdrive.device.state import SlotState
@@ -85,8 +86,8 @@ class CpuDevice:
         return KV_SHARE
 
     def free_bytes(self, options: EngineOptions, model: Transformer) -> int:
-        """Memory that can be taken without swapping."""
-        return available_bytes()
+        """Memory that can be taken without swapping; all ranks take from the same."""
+        return available_bytes() // options.device.tensor_parallel
 
     def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> Runner:
         """The device's side: slots, pages, sampler and drafter around a model."""
@@ -95,13 +96,15 @@ class CpuDevice:
         kv = PagedKV.allocate(model.config, parts.n_pages, limits.page_size, model.dtype)
         state = SlotState(limits.max_rows, limits.max_model_len, limits.page_size)
         sampling = SamplingState(limits.max_rows, model.config.vocab, model.dtype)
-        sampler = self.sampler(model.config.vocab, model.dtype)
+        sampler = undrawn if parts.ranks.rank else self.sampler(model.config.vocab, model.dtype)
         self.precompiler.wait()  # only now: attention was compiled here meanwhile
         drafter = parts.choice.open(Room(self, state, sampling, sampler, parts.n_pages))
-        forward = self.forward(model, kv, drafter.taps)
+        divided = parts.ranks.count > 1
+        forward = written_out(model, kv, drafter.taps) if divided else self.forward(model, kv, drafter.taps)
         progress("kernels", 1, 1)
         imposed = impose(parts.options.draft.simulate_acceptance, sampling, parts.drafts)
-        return Runner(forward, model.logits, state, sampling, sampler, drafter, stream, self.steps, imposed=imposed)
+        rest = stream, self.steps, parts.ranks, imposed
+        return Runner(forward, model.logits, state, sampling, sampler, drafter, *rest)
 
     def open_stream(self) -> Stream:
         """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise."""
@@ -134,6 +137,11 @@ class CpuDevice:
     def sampler(self, vocab_size: int, dtype: torch.dtype) -> Sampler:
         """The fastest sampler for logits of this dtype; the reference for all but float32."""
         return CpuSampler(vocab_size, dtype, self.team) if dtype == torch.float32 else sample
+
+
+def written_out(model: Transformer, kv: PagedKV, taps: Sequence[int]) -> Forward:
+    """The pass as plain torch computes it, nothing of it recorded: what ranks exchange cannot be."""
+    return lambda batch: model.score(batch, ReferenceAttention(kv, batch, model.config), taps)
 
 
 def open_cpu(threads: int, overlap: bool, precompiler: Precompiler | None = None) -> CpuDevice:

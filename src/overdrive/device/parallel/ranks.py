@@ -6,8 +6,10 @@ of models, steps or processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -35,6 +37,10 @@ class Ranks(Protocol):
         """Rank 0's values into every rank's tensors (contiguous, int64), in place."""
         ...
 
+    def close(self) -> None:
+        """Let go of the connections, without waiting for ranks that may be gone."""
+        ...
+
 
 class Alone:
     """`Ranks` of a single rank: nothing to do."""
@@ -51,5 +57,25 @@ class Alone:
     def share(self, *tensors: Tensor) -> None:
         """Everyone has them."""
 
+    def close(self) -> None:
+        """There are no connections."""
+
 
 ALONE = Alone()
+
+
+def share_packed(tensors: Sequence[Tensor], broadcast: Callable[[Tensor], object]) -> None:
+    """`Ranks.share` in one message. broadcast: writes rank 0's values into one contiguous tensor."""
+    if len(tensors) == 1:
+        broadcast(tensors[0])
+        return
+    packed = torch.cat([tensor.view(-1) for tensor in tensors])
+    broadcast(packed)
+    for tensor, part in zip(tensors, packed.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def beside_each_other(parts: Tensor, count: int) -> Tensor:
+    """`Ranks.gather` of parts that stand one below the other: [count * N, W] -> [N, count * W]."""
+    rows, width = len(parts) // count, parts.shape[1]
+    return parts.view(count, rows, width).transpose(0, 1).reshape(rows, count * width)

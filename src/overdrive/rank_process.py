@@ -1,0 +1,90 @@
+"""A follower: a rank's process that holds its part of the model and runs the steps that the leader tells it.
+
+It makes the same launches as the leader in the same order, with nobody drafting and nothing drawn: drafts and verdicts
+arrive from the leader's device. It knows no requests and has no answers, and ends with its leader.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+
+from overdrive.device.base import DraftingRunner, Parts
+from overdrive.device.build import open_device
+from overdrive.device.parallel.connect import connect, reach_store
+from overdrive.device.parallel.link import (
+    Failed,
+    FollowerEnd,
+    Hello,
+    Loaded,
+    Loading,
+    Open,
+    Ready,
+    Run,
+    Start,
+    end_with_leader,
+)
+from overdrive.draft import NoDrafts
+from overdrive.engine import limits_of
+from overdrive.errors import OverdriveError, one_line
+from overdrive.loop import Flight
+from overdrive.model.weights import load
+
+
+def main(address: str, rank: int) -> None:
+    """Serve the leader at the other end of `address` until it says so, or is gone."""
+    end_with_leader()
+    link = FollowerEnd(address)
+    link.send(Hello())
+    try:
+        follow(link, rank)
+    except (OverdriveError, MemoryError, RuntimeError) as error:
+        link.send(Failed(one_line(error)))
+        link.close()
+        os._exit(1)  # a device that waits for the others would keep the interpreter from ending
+    link.close()
+
+
+def follow(link: FollowerEnd, rank: int) -> None:
+    """Connect, load, set up, run steps. Raises whatever goes wrong; returns when there is nothing more to do."""
+    start = link.receive()
+    if not isinstance(start, Start):
+        return
+    options = start.options
+    device = open_device(options, rank=rank)
+    count = options.device.tensor_parallel
+    ranks = connect(reach_store(start.port, count), rank, count, device.torch_device)
+
+    def progress(label: str, done: int, total: int) -> None:
+        link.send(Loading(label, done, total))
+
+    loaded = load(start.model, options.model, device.torch_device, progress, device.team, ranks)
+    link.send(Loaded())
+    message = link.receive()
+    if isinstance(message, Open):
+        model, limits = loaded.transformer, limits_of(loaded, options)
+        parts = Parts(model, NoDrafts(), limits, message.n_pages, message.drafts, options, ranks)
+        runner = device.open_runner(parts, device.open_stream(), progress)
+        link.send(Ready())
+        run_steps(link, runner, device.lookahead)
+
+
+def run_steps(link: FollowerEnd, runner: DraftingRunner, lookahead: int) -> None:
+    """Launch every step as it comes. Raises RuntimeError when a launch failed.
+
+    lookahead: as in `overdrive.loop.Loop`: steps that may be under way when the next is awaited.
+    """
+    pending: deque[Flight] = deque()
+    while isinstance(message := link.receive(), Run):
+        flight = runner.draft(message.step)
+        runner.forward(flight)
+        runner.accept(flight)
+        runner.absorb(flight)
+        pending.append(flight)
+        if len(pending) > lookahead:
+            pending.popleft().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
