@@ -4,9 +4,9 @@
 
 Each figure is a replayed CUDA graph of 32 launches, divided by 32. `warm` reads the same keys and values 32 times, and
 those of few rows stay in the second-level cache; `cold` reads others each time, as the layers of a model do, as far as
-4 GB of them go. GB/s counts keys and values once, in `cold`. TFLOP/s counts pairs of a query and a key that it sees.
---tune tries tiles, warps, stages and splits, and prints the best of each case beside what is built in. Where FlashInfer
-can be imported its fa2 prefill is timed beside ours.
+4 GB of them go; `early` is that with programmatic dependent launches. GB/s counts keys and values once, in `cold`.
+TFLOP/s counts pairs of a query and a key that it sees. --tune tries tiles, warps, stages and splits, and prints the
+best of each case beside what is built in. Where FlashInfer can be imported its fa2 prefill is timed beside ours.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.attention import CudaAttention, SplitSpace, Tiling, prefill_tiling
+from overdrive.device.cuda.store import rope_store_triton, store_triton
 
 LAUNCHES = 32
 POOL = 1 << 20  # positions with keys and values
@@ -80,12 +82,14 @@ class Bench:
         tables = self.pages[: sets * rows * width].view(sets, rows, width)
         return [replace(batch, page_table=table) for table in tables]
 
-    def queries(self, tokens: int) -> Tensor:
+    def product(self, tokens: int) -> Tensor:
+        """Queries, keys and values of a layer, [tokens, Hq + 2 Hkv, D]."""
         heads = self.heads
-        qkv = torch.randn(
-            (tokens, heads.heads + 2 * heads.kv_heads, heads.head_dim), dtype=torch.bfloat16, device="cuda"
-        )
-        return qkv[:, : heads.heads]
+        shape = (tokens, heads.heads + 2 * heads.kv_heads, heads.head_dim)
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+    def queries(self, tokens: int) -> Tensor:
+        return self.product(tokens)[:, : self.heads.heads]
 
     def attentions(
         self, batches: Sequence[Batch], queries: int, long_rows: bool, space: SplitSpace | None = None
@@ -120,7 +124,8 @@ def attend(attention: CudaAttention, q: Tensor) -> Callable[[], Tensor]:
 
 def decode_table(bench: Bench) -> None:
     heads = bench.heads
-    print(f"{'rows':>5}{'queries':>9}{'context':>9}{'splits':>8}{'warm us':>10}{'cold us':>10}{'GB/s':>8}")
+    columns = f"{'warm us':>10}{'cold us':>10}{'early us':>10}{'GB/s':>8}"
+    print(f"{'rows':>5}{'queries':>9}{'context':>9}{'splits':>8}{columns}")
     for context in CONTEXTS:
         for queries in QUERIES:
             for rows in ROWS:
@@ -130,9 +135,30 @@ def decode_table(bench: Bench) -> None:
                 q = bench.queries(rows * queries)
                 warm = timed([attend(passes[0], q)])
                 cold = timed([attend(one, q) for one in passes])
+                for one in passes:
+                    one.early = True
+                early = timed([attend(one, q) for one in passes])
                 moved = 4 * rows * context * heads.kv_heads * heads.head_dim
-                times = f"{warm:10.1f}{cold:10.1f}{moved / cold / 1e3:8.0f}"
+                times = f"{warm:10.1f}{cold:10.1f}{early:10.1f}{moved / cold / 1e3:8.0f}"
                 print(f"{rows:5}{queries:9}{context:9}{passes[0].splits:8}{times}", flush=True)
+
+
+def store_table(bench: Bench) -> None:
+    """Storing alone, and rotating and storing, of a layer."""
+    print(f"\n{'tokens':>7}{'store us':>10}{'early us':>10}{'rope us':>10}{'early us':>10}")
+    heads, (k_pages,), (v_pages,) = bench.heads, bench.kv.k_pages, bench.kv.v_pages
+    cos, sin = torch.randn((2, POOL, heads.head_dim // 2), dtype=torch.bfloat16, device="cuda")
+    for tokens in (1, 32, 250, 1000, 4096):
+        [batch] = bench.batches(tokens, bench.page_size, 1)[:1]
+        qkv = bench.product(tokens)
+        q, k, v = qkv.split([heads.heads, heads.kv_heads, heads.kv_heads], 1)
+        places = (k_pages, v_pages, bench.pages[:tokens].long() * bench.page_size, batch.offsets)
+        line = f"{tokens:7}"
+        for early in (False, True):
+            line += f"{timed([partial(store_triton, k, v, *places, early)]):10.1f}"
+        for early in (False, True):
+            line += f"{timed([partial(rope_store_triton, q, k, v, batch.positions, cos, sin, *places, early)]):10.1f}"
+        print(line, flush=True)
 
 
 def prefill_table(bench: Bench) -> None:
@@ -219,6 +245,7 @@ def main() -> None:
     bench = Bench(Heads(options.heads, options.kv_heads, options.head_dim), options.page_size)
     with torch.inference_mode():
         decode_table(bench)
+        store_table(bench)
         prefill_table(bench)
         if options.tune:
             tune(bench)

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.attention import CudaAttention, SplitSpace, paged_attention, prefill_tiling
 from overdrive.errors import OverdriveError
+from overdrive.model.ops import TorchOps
+from overdrive.model.rope import RopeConfig, rope_tables
 from tests.device.cuda.attention_batches import Row, Shape, expected, fill, make_batch, make_qkv
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -119,6 +120,38 @@ def test_long_rows_split_at_any_length_are_right() -> None:
     check([Row(70, 9), Row(0, 0), Row(40, 3)], Shape(4, 2, 32, width=25), queries=4, processors=16)
 
 
+def rotating_is_storing_what_was_rotated(heads: Shape, dtype: torch.dtype, device: str) -> None:
+    pytest.importorskip("triton")
+    batch, space = make_batch(MIXED, 16, padding=3), SplitSpace.allocate([heads], 8, device, PROCESSORS)
+    pages = fill(batch, heads, 16, dtype)
+    batch, real = on(device, batch), int(batch.offsets[-1])
+    cos, sin = (x.to(device) for x in rope_tables(RopeConfig(theta=1e4), heads.head_dim, 200, torch.float32))
+    results = []
+    for fused in (False, True):
+        kv = PagedKV([pages.k_pages[0].clone().to(device)], [pages.v_pages[0].clone().to(device)], 16)
+        q, k, v = (x.to(device) for x in make_qkv(batch, heads, dtype))
+        attention = CudaAttention(kv, heads, batch, 8, False, space)
+        if fused:
+            results.append(attention.rotate_and_attend(0, q, k, v, cos, sin)[:real])
+        else:
+            for x in (q, k):
+                wide = x.float()
+                TorchOps(torch.float32).rope(wide, wide[:, :0], batch.positions, cos, sin)
+                x.copy_(wide)
+            results.append(attention(0, q, k, v)[:real])
+    torch.testing.assert_close(results[1], results[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@interpreted
+def test_rotating_on_the_way_is_storing_what_was_rotated() -> None:
+    rotating_is_storing_what_was_rotated(Shape(4, 2, 32), torch.float32, "cpu")
+
+
+@pytest.mark.cuda
+def test_rotating_on_the_way_is_storing_what_was_rotated_on_a_device() -> None:
+    rotating_is_storing_what_was_rotated(Shape(32, 8, 128), torch.bfloat16, "cuda")
+
+
 @interpreted
 def test_half_precision_is_right_within_its_rounding() -> None:  # the interpreter cannot multiply bfloat16
     check([Row(100, 3), Row(20, 12)], Shape(4, 2, 64), queries=4, dtype=torch.float16)
@@ -209,7 +242,7 @@ def test_256_rows_are_right_on_a_device(tokens: int) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("window", [0, 1, 100, 1000])
-@pytest.mark.parametrize("page_size", [4, 16, 128])
+@pytest.mark.parametrize("page_size", [4, 128])
 def test_what_is_out_of_view_is_not_read_on_a_device(page_size: int, window: int) -> None:
     more = [Row(2000, 4, 1, (16, 1900)), Row(1500, 200, 1, (16, 1300)), Row(900, 500), Row(3000, 1)]
     on_device([*HIDDEN, *more], Shape(32, 8, 128, window), page_size=page_size, dtype=torch.bfloat16)
@@ -218,21 +251,29 @@ def test_what_is_out_of_view_is_not_read_on_a_device(page_size: int, window: int
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dims", [32, 80, 96, 256])
-def test_other_head_widths_are_right_on_a_device(dims: int) -> None:
-    for dtype in (*HALF, torch.float32):
-        on_device([Row(300, 5), Row(70, 200), Row(0, 1)], Shape(16, 4, dims), dtype=dtype)
+@pytest.mark.parametrize(
+    ("dims", "dtype"), [(32, torch.float32), (80, torch.bfloat16), (96, torch.float16), (256, torch.bfloat16)]
+)
+def test_other_head_widths_are_right_on_a_device(dims: int, dtype: torch.dtype) -> None:
+    on_device([Row(300, 5), Row(70, 200), Row(0, 1)], Shape(16, 4, dims), dtype=dtype)
 
 
 @pytest.mark.cuda
-def test_a_replayed_graph_follows_lengths_and_pages_on_a_device() -> None:
+def test_16_queries_of_16_heads_are_right_on_a_device() -> None:
+    for rows in ([Row(500, 16)], [Row(100 * n, 16 - n % 3) for n in range(8)]):
+        on_device(rows, Shape(16, 1, 128), dtype=torch.bfloat16, queries=16)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("early", [False, True])
+def test_a_replayed_graph_follows_lengths_and_pages_on_a_device(early: bool) -> None:
     heads = Shape(32, 8, 128)
     first = [Row(1000 + 40 * n, 1 + n % 4) for n in range(8)]
     for rows in ([Row(13 * n, 1 + (n + 1) % 4) for n in range(8)], [Row(3000, 8), *[Row(0, 0)] * 6, Row(17, 12)]):
-        _replays(first, rows, heads)
+        _replays(first, rows, heads, early)
 
 
-def _replays(first: Sequence[Row], second: Sequence[Row], heads: Shape) -> None:
+def _replays(first: Sequence[Row], second: Sequence[Row], heads: Shape, early: bool) -> None:
     """A graph captured over the first rows and replayed over the second gives the second's results."""
     tokens, width = 40, 192
     cases = []
@@ -243,11 +284,12 @@ def _replays(first: Sequence[Row], second: Sequence[Row], heads: Shape) -> None:
         cases.append((on("cuda", batch), kv, tuple(x.cuda() for x in qkv)))
     batch, kv, (q, k, v) = cases[0]
     kv = PagedKV([kv.k_pages[0].cuda()], [kv.v_pages[0].cuda()], 16)
-    space = SplitSpace.allocate([heads], 4, "cuda")
-    _launch(kv, heads, batch, space, q, k, v)  # compiles
+    attention = CudaAttention(kv, heads, batch, 4, True, SplitSpace.allocate([heads], 4, "cuda"))
+    attention.early = early
+    attention(0, q, k, v)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = _launch(kv, heads, batch, space, q, k, v)
+        out = attention(0, q, k, v)
     following, pages, inputs = cases[1]
     kv.k_pages[0].copy_(pages.k_pages[0])
     kv.v_pages[0].copy_(pages.v_pages[0])
@@ -259,7 +301,3 @@ def _replays(first: Sequence[Row], second: Sequence[Row], heads: Shape) -> None:
     graph.replay()
     real = int(batch.offsets[-1])
     torch.testing.assert_close(out[:real].double(), right[:real], atol=2e-2, rtol=2e-2)
-
-
-def _launch(kv: PagedKV, heads: Shape, batch: Batch, space: SplitSpace, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return CudaAttention(kv, heads, batch, 4, True, space)(0, q, k, v)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
-from overdrive.device.cuda.store import power_of_two, store_triton
+from overdrive.device.cuda.store import power_of_two, rope_store_triton, store_triton
 from overdrive.errors import OverdriveError
 from overdrive.model.transformer import Attention
 
@@ -118,7 +118,8 @@ class CudaAttention:
     behind the last row. Nothing is stored for those tokens, and their results are left as they are.
     queries: rows of at most this many tokens take the one kernel; rows of more exist only when `long_rows`, and take
     the other. space: of this network and at least this many queries; passes that use it must not overlap.
-    decode, prefill, splits, prefill_splits: the choices made, which a benchmark may replace before it calls.
+    decode, prefill, splits, prefill_splits, early: the choices made, which a benchmark may replace before it calls;
+    early: kernels of attention are set up while the one before still runs.
     Raises OverdriveError for what the kernels cannot read.
     """
 
@@ -138,6 +139,7 @@ class CudaAttention:
         self.prefill = prefill_tiling(self._tokens, heads, dtype, space.processors)
         self.splits = space.decode_splits(self._rows, heads.kv_heads)
         self.prefill_splits = space.prefill_splits(self._tokens, heads, self.prefill.rows)
+        self.early = False
         self._require_room()
 
     def _require_fit(self, dtype: torch.dtype) -> None:
@@ -160,7 +162,16 @@ class CudaAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_pages, v_pages = self._kv.k_pages[layer], self._kv.v_pages[layer]
-        store_triton(k, v, k_pages, v_pages, self._batch.writes, self._batch.offsets)
+        store_triton(k, v, k_pages, v_pages, self._batch.writes, self._batch.offsets, self.early)
+        return self.attend(layer, q)
+
+    def rotate_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The same for q and k before rotary position embedding: rotated, q in place, by the launch that stores.
+
+        cos, sin: [max_len, D/2], as `rope_store` takes them.
+        """
+        batch, k_pages, v_pages = self._batch, self._kv.k_pages[layer], self._kv.v_pages[layer]
+        rope_store_triton(q, k, v, batch.positions, cos, sin, k_pages, v_pages, batch.writes, batch.offsets, self.early)
         return self.attend(layer, q)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
@@ -207,6 +218,7 @@ class CudaAttention:
     def _constants(self, layer: int, tiling: Tiling, splits: int) -> dict[str, int]:
         heads = self._heads
         return {
+            "EARLY": self.early,
             "SPLIT": splits > 1,
             "WINDOWED": heads.window(layer) > 0,
             "GROUP": heads.heads // heads.kv_heads,
@@ -218,6 +230,7 @@ class CudaAttention:
             "ROWS": tiling.rows,
             "num_warps": tiling.warps,
             "num_stages": tiling.stages,
+            "launch_pdl": self.early,
         }
 
     def _combine(self, out: Tensor, places: int, splits: int, long: bool) -> None:
@@ -228,8 +241,8 @@ class CudaAttention:
         batch, space, heads = self._batch, self._space, self._heads
         combine_kernel[(places, heads.heads)](
             out, space.sums, space.totals, space.tops, batch.offsets, batch.rows, self._queries,
-            LONG=long, SPLITS=splits, HEADS=heads.heads, D=heads.head_dim, WIDTH=power_of_two(heads.head_dim),
-            num_warps=4,
+            EARLY=self.early, LONG=long, SPLITS=splits, HEADS=heads.heads, D=heads.head_dim,
+            WIDTH=power_of_two(heads.head_dim), num_warps=4, launch_pdl=self.early,
         )  # fmt: skip
 
 

@@ -8,18 +8,37 @@ Imported only where Triton is: on a CUDA device, or under its interpreter.
 
 Names of compile-time constants: GROUP query heads to a key head; PAGE places of a page; D width of a head, WIDTH the
 power of two that holds it; KEYS places of a tile of keys; ROWS of a tile of queries, which are tokens x GROUP heads.
+EARLY: set up while the kernel before still runs (programmatic dependent launch), and wait for its end to begin.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOWEST = tl.constexpr(-1e30)  # below every score, and finite: LOWEST - LOWEST is 0, not NaN
 
 # What varies without need of a binary of its own: plain numbers, and where slices of index tensors begin.
 _NUMBERS = ["table_stride", "window", "queries", "splits", "rows"]
 _INDICES = ["table", "offsets", "positions", "starts", "gaps", "owners"]
+
+
+@triton.jit
+def _await_previous(EARLY: tl.constexpr):
+    """With EARLY: nothing is read or written before the kernel before has ended; the one after may be set up."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _load_row(offsets, starts, gaps, row):
+    """First token and number of tokens of a row, and what it does not see: (begin, count, start, gap, gap_end)."""
+    begin = tl.load(offsets + row).to(tl.int32)
+    count = tl.load(offsets + row + 1).to(tl.int32) - begin
+    gap, gap_end = tl.load(gaps + 2 * row).to(tl.int32), tl.load(gaps + 2 * row + 1).to(tl.int32)
+    return begin, count, tl.load(starts + row).to(tl.int32), gap, gap_end
 
 
 @triton.jit
@@ -121,8 +140,8 @@ def _finish(
 def decode_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
     part_sums, part_totals, part_tops, window, queries, splits, scale,
-    SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+    EARLY: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of 1 .. `queries` tokens over the grid (R, KV_HEADS, splits): out [T, Hq * D], or parts of it.
 
@@ -130,12 +149,9 @@ def decode_kernel(
     the row and head `head * GROUP + i % GROUP`. With SPLIT it goes to part
     ((row * queries + token) * Hq + head) * splits + s.
     """
+    _await_previous(EARLY)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    begin = tl.load(offsets + row).to(tl.int32)
-    count = tl.load(offsets + row + 1).to(tl.int32) - begin
-    start = tl.load(starts + row).to(tl.int32)
-    gap = tl.load(gaps + 2 * row).to(tl.int32)
-    gap_end = tl.load(gaps + 2 * row + 1).to(tl.int32)
+    begin, count, start, gap, gap_end = _load_row(offsets, starts, gaps, row)
     if (count == 0) | (count > queries):
         return
     length = tl.load(positions + begin + count - 1).to(tl.int32) + 1
@@ -189,26 +205,23 @@ def _nth_tile(offsets, rows, number_from_last, queries, TOKENS: tl.constexpr, MO
 def prefill_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
     part_sums, part_totals, part_tops, window, queries, splits, scale, rows,
-    SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, MOST_ROWS: tl.constexpr,
+    EARLY: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+    MOST_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of more than `queries` tokens over the grid (KV_HEADS, tiles, splits): out [T, Hq * D], or parts of it.
 
-    A tile is ROWS // GROUP tokens with the GROUP heads of a key head: a short run of positions, so that little of the
-    last keys is masked in vain. The last tiles of a row see most keys and start first. With SPLIT a result goes to part
-    (t * Hq + head) * splits + s.
+    A tile is ROWS // GROUP tokens with the GROUP heads of a key head: few positions, so that few keys are masked. The
+    last tiles of a row see most keys and start first. With SPLIT a result goes to part (t * Hq + head) * splits + s.
     """
+    _await_previous(EARLY)
     head, split = tl.program_id(0), tl.program_id(2)
     TOKENS: tl.constexpr = ROWS // GROUP
     row, nth = _nth_tile(offsets, rows, tl.program_id(1), queries, TOKENS, MOST_ROWS)
     if row < 0:
         return
-    begin = tl.load(offsets + row).to(tl.int32)
-    count = tl.load(offsets + row + 1).to(tl.int32) - begin
+    begin, count, start, gap, gap_end = _load_row(offsets, starts, gaps, row)
     context = tl.load(positions + begin).to(tl.int32)
-    start = tl.load(starts + row).to(tl.int32)
-    gap = tl.load(gaps + 2 * row).to(tl.int32)
-    gap_end = tl.load(gaps + 2 * row + 1).to(tl.int32)
     index = tl.arange(0, ROWS)
     token, heads = nth * TOKENS + index // GROUP, head * GROUP + index % GROUP
     valid = (index < TOKENS * GROUP) & (token < count)
@@ -253,12 +266,14 @@ def prefill_kernel(
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def combine_kernel(
     out, part_sums, part_totals, part_tops, offsets, owners, queries,
-    LONG: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr, LONG: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Parts as one result each, out [T, HEADS * D].
 
     Of `decode_kernel`: the grid is (R * queries, HEADS). Of `prefill_kernel`, LONG: (T, HEADS); owners: row of a token.
     """
+    _await_previous(EARLY)
     place, head = tl.program_id(0), tl.program_id(1)
     row, t = place // queries, place
     if LONG:

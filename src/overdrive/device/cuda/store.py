@@ -75,16 +75,18 @@ def rope_store_torch(
     store_torch(rotated(k), v, k_pages, v_pages, writes, offsets)
 
 
-def store_triton(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, writes: Tensor, offsets: Tensor) -> None:
-    """`store` by one launch for both."""
+def store_triton(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, writes: Tensor, offsets: Tensor, early: bool = False
+) -> None:
+    """`store` by one launch for both. early: set up while the kernel before still runs."""
     from overdrive.device.cuda.store_kernels import store_kernel
 
     tokens, kv_heads, head_dim = k.shape
     _require_dense(k, v)
     store_kernel[(tokens,)](
         k, v, k.stride(0), v.stride(0), k_pages, v_pages, writes, offsets, len(offsets) - 1,
-        KV_HEADS=kv_heads, HEADS=power_of_two(kv_heads), PAGE=k_pages.shape[2], D=head_dim,
-        WIDTH=power_of_two(head_dim), num_warps=4,
+        EARLY=early, KV_HEADS=kv_heads, HEADS=power_of_two(kv_heads), PAGE=k_pages.shape[2], D=head_dim,
+        WIDTH=power_of_two(head_dim), num_warps=4, launch_pdl=early,
     )  # fmt: skip
 
 
@@ -99,8 +101,9 @@ def rope_store_triton(
     v_pages: Tensor,
     writes: Tensor,
     offsets: Tensor,
+    early: bool = False,
 ) -> None:
-    """`rope_store` by one launch for all three."""
+    """`rope_store` by one launch for all three. early: set up while the kernel before still runs."""
     from overdrive.device.cuda.store_kernels import rope_store_kernel
 
     tokens, heads, head_dim = q.shape
@@ -109,8 +112,9 @@ def rope_store_triton(
     group = heads // kv_heads
     rope_store_kernel[(tokens, kv_heads)](
         q, k, v, q.stride(0), k.stride(0), v.stride(0), positions, cos, sin, k_pages, v_pages,
-        writes, offsets, len(offsets) - 1, GROUP=group, HEADS=power_of_two(group), KV_HEADS=kv_heads,
+        writes, offsets, len(offsets) - 1, EARLY=early, GROUP=group, HEADS=power_of_two(group), KV_HEADS=kv_heads,
         PAGE=k_pages.shape[2], D=head_dim, HALF=power_of_two(head_dim // 2), num_warps=1 if group <= 4 else 2,
+        launch_pdl=early,
     )  # fmt: skip
 
 

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Of both kernels: EARLY lets them be set up while the kernel before still runs (programmatic dependent launch).
 _INDICES = ["positions", "writes", "offsets"]  # slices begin anywhere: one binary serves them all
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=_INDICES)
 def store_kernel(
     k, v, k_stride, v_stride, k_pages, v_pages, writes, offsets, rows,
-    KV_HEADS: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr, KV_HEADS: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Token t of grid (T,): k, v [T, KV_HEADS, D] to place `writes[t]`. HEADS: KV_HEADS up to a power of two."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     t = tl.program_id(0)
     if t >= tl.load(offsets + rows):
         return
@@ -41,14 +47,17 @@ def _rotated(x, places, mask, c, s, D: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=_INDICES)
 def rope_store_kernel(
     q, k, v, q_stride, k_stride, v_stride, positions, cos, sin, k_pages, v_pages, writes, offsets, rows,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    HALF: tl.constexpr,
+    EARLY: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Token t and key head h of grid (T, KV_HEADS), with the GROUP query heads that read h.
 
     q [T, GROUP * KV_HEADS, D] is rotated in place, k and v [T, KV_HEADS, D] go to place `writes[t]`, k rotated.
     HEADS: GROUP, HALF: D/2, both up to a power of two.
     """
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
     t, h = tl.program_id(0), tl.program_id(1)
     if t >= tl.load(offsets + rows):
         return
