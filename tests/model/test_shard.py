@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from overdrive.device.parallel.ranks import Alone
+from overdrive.device.cpu.team import Team
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.errors import OverdriveError
+from overdrive.model.assemble import assemble
 from overdrive.model.dummy import RandomCheckpoint, random_transformer, tiny_config
+from overdrive.model.forms import cpu_form
 from overdrive.model.shard import Shard
 from tests.model.paged import paged_logits
 from tests.together import Meeting, ThreadRanks, together
@@ -32,6 +35,18 @@ def test_ranks_together_compute_what_one_rank_does(name: str, count: int) -> Non
     for logits in divided:
         for found, expected in zip(logits, whole, strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_kernels_of_the_cpu_take_parts_of_weights_too() -> None:
+    config = CONFIGS["llama"]
+    form, checkpoint = cpu_form("float32", Team(1)), RandomCheckpoint(config, 5)
+
+    def logits(ranks: Ranks) -> list[torch.Tensor]:
+        return paged_logits(assemble(config, checkpoint, form, 64, lambda *_: None, ranks), TEXTS, chunk=5)
+
+    for divided in together(2, logits):
+        for found, expected in zip(divided, logits(ALONE), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_every_weight_is_kept_once() -> None:
@@ -71,7 +86,7 @@ def test_what_does_not_divide_is_refused(count: int, changes: dict[str, int], sa
 
 def test_one_rank_keeps_everything_as_it_is() -> None:
     config, linear = tiny_config(), torch.nn.Identity()
-    shard, checkpoint = Shard(config, Alone()), RandomCheckpoint(config, 0)
+    shard, checkpoint = Shard(config, ALONE), RandomCheckpoint(config, 0)
     assert shard.local == config
     assert shard.checkpoint(checkpoint) is checkpoint
     assert shard.summed(linear) is linear

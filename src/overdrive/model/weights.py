@@ -56,8 +56,7 @@ def load(
     source = locate(model, options, progress)
     config, checkpoint = open_checkpoint(source, options)
     max_model_len = _max_model_len(config, options.max_model_len)
-    alone = ranks.count == 1  # the CPU's passes are recorded, and what ranks exchange cannot be
-    form = cpu_form(options.precision, team) if team and alone else torch_form(options.precision, device)
+    form = cpu_form(options.precision, team) if team else torch_form(options.precision, device)
     transformer = assemble(config, checkpoint, form, max_model_len + OVERSHOOT, progress, ranks)
     return Loaded(config, transformer, max_model_len, source if source.suffix != ".json" else source.parent)
 

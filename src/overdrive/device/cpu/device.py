@@ -140,7 +140,7 @@ class CpuDevice:
 
 
 def written_out(model: Transformer, kv: PagedKV, taps: Sequence[int]) -> Forward:
-    """The pass as plain torch computes it, nothing of it recorded: what ranks exchange cannot be."""
+    """The pass as it is written, nothing of it recorded: what ranks exchange cannot be."""
     return lambda batch: model.score(batch, ReferenceAttention(kv, batch, model.config), taps)
 
 
