@@ -14,6 +14,9 @@ from overdrive.device.cuda.noise_kernels import gumbel, keyed_hash, position_key
 LIMIT = tl.constexpr(sampling.LIMIT)
 LOWEST = tl.constexpr(sampling.LOWEST)
 NOISE_BOUND = tl.constexpr(noise.NOISE_BOUND)
+WORDS = tl.constexpr(1.0001 * 2**32)
+"""How many hashes there are, with a margin for what rounds."""
+
 NOBODY = tl.constexpr(2**31 - 1)
 """A column behind all columns."""
 
@@ -49,15 +52,19 @@ def take_best(score, column, best, best_column):
 def take_scored(x, column, token, hot, seed, position, best, best_column):
     """As `take_best`, of logits over temperature plus noise; without noise where the row is not hot.
 
-    Noise has a bound: a block whose logits cannot reach the best so far is not hashed.
+    Noise has a bound: a block whose logits cannot reach the best so far is not hashed. And -log1p(-v) is at least v:
+    noise above g has a hash below 2^32 e^-g, so most hashes tell without a logarithm that they do not win.
     """
     if hot:
         top = tl.max(x, 0)
         if (top + NOISE_BOUND >= best) & (top > float("-inf")):
             a, b = position_key(seed, position)
-            score = tl.maximum(x + gumbel(keyed_hash(a, b, token)), LOWEST)
-            score = tl.where(x > float("-inf"), score, float("-inf"))
-            best, best_column = take_best(score, column, best, best_column)
+            h = keyed_hash(a, b, token)
+            reaches = h.to(tl.float32) <= tl.exp(x - best) * WORDS
+            if tl.max(reaches.to(tl.int32), 0) > 0:
+                score = tl.maximum(x + gumbel(h), LOWEST)
+                score = tl.where(x > float("-inf"), score, float("-inf"))
+                best, best_column = take_best(score, column, best, best_column)
     else:
         best, best_column = take_best(x, column, best, best_column)
     return best, best_column
