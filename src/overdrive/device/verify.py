@@ -36,7 +36,8 @@ class Verified:
 class Imposed:
     """Acceptance as a measurement prescribes it: only the comparison of draft and draw is replaced.
 
-    rates: [K] float32, chance that draft j is accepted if those before it were; K at least the drafts of every step.
+    rates: [K] float32, chance that draft j is accepted if those before it were; K at least 1 and the most drafts of any
+    row; what padding there may be behind them has no rate of its own.
     seeds: [slots] int64, of the slots' requests.
     """
 
@@ -50,7 +51,7 @@ class Imposed:
         """
         salt = torch.full_like(positions, IMPOSED_ID)
         level = keyed_hash(self.seeds[slots], positions, salt) >> 8  # 24 bits, exact in float32
-        return level.to(torch.float32) * 2.0**-24 < self.rates[depths]
+        return level.to(torch.float32) * 2.0**-24 < self.rates[depths.clamp(max=len(self.rates) - 1)]
 
 
 def agree(drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor, imposed: Imposed | None = None) -> Verified:
@@ -76,8 +77,7 @@ def lucky(imposed: Imposed, layout: Layout, drafts: Tensor) -> Tensor:
     """[R, K] bool, the drafts that `imposed` accepts; those without a logit row are refused."""
     rows, width = drafts.shape
     accepts = torch.zeros((rows, width + 1), dtype=torch.bool, device=drafts.device)
-    depths = layout.depths.clamp(max=len(imposed.rates) - 1)  # no draft stands behind the last depth
-    accepts[layout.rows, layout.depths] = imposed.accepts(layout.slots, layout.positions, depths)
+    accepts[layout.rows, layout.depths] = imposed.accepts(layout.slots, layout.positions, layout.depths)
     return accepts[:, :-1]
 
 

@@ -68,20 +68,20 @@ def adjust(
         drafts.stride(0),
         scratch.adjusted.stride(0),
         masks.bits.stride(0) if masks is not None else 0,
-        scratch.columns.shape[1],
         len(counts.entry),
         state.vocab_size,
         state.bias_ids.shape[1],
         state.stop_ids.shape[1],
         vocab_size,
         chunk,
+        PLACES=scratch.columns.shape[1],
         MAPPED=ids is not None,
         MASKED=masks is not None,
         BLOCK=block,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["drafts_line"])
 def _adjust(
     logits,
     ids,
@@ -110,13 +110,13 @@ def _adjust(
     drafts_line,
     adjusted_line,
     words,
-    places,
     n_slots,
     n_tokens,
     bias_places,
     stop_places,
     vocab_size,
     chunk,
+    PLACES: tl.constexpr,
     MAPPED: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -158,9 +158,9 @@ def _adjust(
         tl.store(adjusted + row * adjusted_line + column, x, mask=inside)
         top = tl.maximum(top, tl.max(x, 0))
         best, best_column = take_scored(x, column, token, hot, seed, position, best, best_column)
-    tl.store(scores + row * places + part, best)
-    tl.store(columns + row * places + part, best_column)
-    tl.store(tops + row * places + part, top)
+    tl.store(scores + row * PLACES + part, best)
+    tl.store(columns + row * PLACES + part, best_column)
+    tl.store(tops + row * PLACES + part, top)
 
 
 @triton.jit
@@ -191,17 +191,16 @@ def judge(
         scratch.before,
         scratch.total,
         scratch.adjusted.stride(0),
-        scratch.columns.shape[1],
         state.vocab_size,
         vocab_size,
         chunk,
         parts,
-        PADDED=triton.next_power_of_2(parts),
+        PLACES=scratch.columns.shape[1],
         BLOCK=block,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _judge(
     slots,
     reals,
@@ -215,32 +214,31 @@ def _judge(
     before,
     total,
     adjusted_line,
-    places,
     n_tokens,
     vocab_size,
     chunk,
     parts,
-    PADDED: tl.constexpr,
+    PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     filtered = (tl.load(integers + slot) < n_tokens) | (tl.load(top_ps + slot) < 1)
     if (tl.load(reals + slot) > 0) & filtered:
-        winner = best_part(scores, columns, row, places, parts, PADDED)
-        top = best_of(tops + row * places, parts, PADDED)
+        winner = best_part(scores, columns, row, parts, PLACES)
+        top = best_of(tops + row * PLACES, parts, PLACES)
         line = adjusted + row * adjusted_line
         begin, end = part * chunk, tl.minimum(part * chunk + chunk, vocab_size)
         count, mass, whole = standing_before(line, begin, end, tl.load(line + winner), winner, top, BLOCK)
-        tl.store(ahead + row * places + part, count)
-        tl.store(before + row * places + part, mass)
-        tl.store(total + row * places + part, whole)
+        tl.store(ahead + row * PLACES + part, count)
+        tl.store(before + row * PLACES + part, mass)
+        tl.store(total + row * PLACES + part, whole)
 
 
 @triton.jit
-def best_of(tops, parts, PADDED: tl.constexpr):
+def best_of(tops, parts, PLACES: tl.constexpr):
     """The largest of a row's parts."""
-    part = tl.arange(0, PADDED)
+    part = tl.arange(0, PLACES)
     return tl.max(tl.load(tops + part, mask=part < parts, other=float("-inf")), 0)
 
 
@@ -288,19 +286,18 @@ def settle(
         scratch.total,
         out,
         scratch.adjusted.stride(0),
-        scratch.columns.shape[1],
         len(state.top_p),
         state.vocab_size,
         vocab_size,
         parts,
         MAPPED=ids is not None,
-        PADDED=triton.next_power_of_2(parts),
+        PLACES=scratch.columns.shape[1],
         BLOCK=BLOCK,
         num_warps=16,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _settle(
     ids,
     slots,
@@ -317,28 +314,27 @@ def _settle(
     total,
     out,
     adjusted_line,
-    places,
     n_slots,
     n_tokens,
     vocab_size,
     parts,
     MAPPED: tl.constexpr,
-    PADDED: tl.constexpr,
+    PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     k, p, log_min_p = tl.load(integers + slot), tl.load(top_ps + slot), tl.load(reals + 4 * n_slots + slot)
     has_k, has_p = k < n_tokens, p < 1
-    winner = best_part(scores, columns, row, places, parts, PADDED)
+    winner = best_part(scores, columns, row, parts, PLACES)
     if (tl.load(reals + slot) > 0) & (has_k | has_p | (log_min_p > float("-inf"))):
         seed, position = tl.load(integers + n_slots + slot), tl.load(positions + row)
         line = adjusted + row * adjusted_line
-        top = best_of(tops + row * places, parts, PADDED)
+        top = best_of(tops + row * PLACES, parts, PLACES)
         least = top + log_min_p
         value = tl.load(line + winner)
-        part = tl.arange(0, PADDED)
-        at, real = row * places + part, part < parts
+        part = tl.arange(0, PLACES)
+        at, real = row * PLACES + part, part < parts
         # Without top-k and top-p nobody counted; what stands there is not looked at either.
         count = tl.sum(tl.load(ahead + at, mask=real, other=0), 0)
         mass = tl.sum(tl.load(before + at, mask=real, other=0), 0)

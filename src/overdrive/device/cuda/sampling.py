@@ -15,7 +15,7 @@ from overdrive.device.sampling import Layout, Masks, finite, sample
 SLICE = 256
 """Logit rows whose adjusted logits exist at once while all rules are applied."""
 
-PARTS = 256
+PARTS = 128
 """Most parts that the logits of a row are divided into, each for one program."""
 
 

@@ -19,6 +19,7 @@ from overdrive.device.cuda.sampling_state import Rules, StaticSamplingState
 from overdrive.device.cuda.score_kernels import NOBODY, best_part, clean, take_scored, token_of
 from overdrive.device.sampling import Layout, Masks
 from overdrive.device.token_counts import TokenCounts
+from overdrive.types import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from overdrive.device.cuda.sampling import Scratch
@@ -83,9 +84,9 @@ def _draw_free(
         scratch.scores,
         scratch.columns,
         logits.stride(0),
-        places,
         vocab_size,
         chunk,
+        PLACES=places,
         NOISY=noisy,
         MAPPED=ids is not None,
         BLOCK=BLOCK,
@@ -95,10 +96,9 @@ def _draw_free(
         scratch.columns,
         ids if ids is not None else out,
         out,
-        places,
         parts,
+        PLACES=places,
         MAPPED=ids is not None,
-        PADDED=triton.next_power_of_2(parts),
         num_warps=1,
     )
 
@@ -114,9 +114,9 @@ def _best(
     scores,
     columns,
     line,
-    places,
     vocab_size,
     chunk,
+    PLACES: tl.constexpr,
     NOISY: tl.constexpr,
     MAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -137,8 +137,8 @@ def _best(
             x = tl.where(inside, tl.div_rn(x, divisor), float("-inf"))
             token = token_of(ids, column, inside, MAPPED)
             best, best_column = take_scored(x, column, token, hot, seed, position, best, best_column)
-        tl.store(scores + row * places + part, best)
-        tl.store(columns + row * places + part, best_column)
+        tl.store(scores + row * PLACES + part, best)
+        tl.store(columns + row * PLACES + part, best_column)
     else:
         # Every lane keeps its own best: one reduction in the end.
         bests = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -150,14 +150,14 @@ def _best(
             wins = inside & (x > bests)
             bests, best_columns = tl.where(wins, x, bests), tl.where(wins, column, best_columns)
         top = tl.max(bests, 0)
-        tl.store(scores + row * places + part, top)
-        tl.store(columns + row * places + part, tl.min(tl.where(bests == top, best_columns, NOBODY), 0))
+        tl.store(scores + row * PLACES + part, top)
+        tl.store(columns + row * PLACES + part, tl.min(tl.where(bests == top, best_columns, NOBODY), 0))
 
 
-@triton.jit
-def _winner(scores, columns, ids, out, places, parts, MAPPED: tl.constexpr, PADDED: tl.constexpr):
+@triton.jit(do_not_specialize=["parts"])
+def _winner(scores, columns, ids, out, parts, PLACES: tl.constexpr, MAPPED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    winner = best_part(scores, columns, row, places, parts, PADDED)
+    winner = best_part(scores, columns, row, parts, PLACES)
     tl.store(out + row, token_of(ids, winner, winner >= 0, MAPPED).to(tl.int64))
 
 
@@ -181,14 +181,14 @@ def _draw_full(
 def absorb(table: TokenCounts, slots: Tensor, tokens: Tensor, counts: Tensor) -> None:
     """As `StaticSamplingState.absorb`. One program a row."""
     rows, width = tokens.shape
-    padded = triton.next_power_of_2(width)
+    places = triton.next_power_of_2(MAX_DRAFTS + 1)
     vocab_size = table.output.shape[1]
-    _absorb[(rows,)](table.entry, table.output, slots, tokens, counts, vocab_size, width, PADDED=padded, num_warps=1)
+    _absorb[(rows,)](table.entry, table.output, slots, tokens, counts, vocab_size, width, PLACES=places, num_warps=1)
 
 
-@triton.jit
-def _absorb(entries, output, slots, tokens, counts, vocab_size, width, PADDED: tl.constexpr):
-    row, depth = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
+@triton.jit(do_not_specialize=["width"])
+def _absorb(entries, output, slots, tokens, counts, vocab_size, width, PLACES: tl.constexpr):
+    row, depth = tl.program_id(0).to(tl.int64), tl.arange(0, PLACES)
     entry = tl.load(entries + tl.load(slots + row))
     new = (depth < tl.load(counts + row)) & (entry >= 0)
     token = tl.load(tokens + row * width + depth, mask=new, other=0)

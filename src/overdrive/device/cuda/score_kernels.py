@@ -71,10 +71,10 @@ def take_scored(x, column, token, hot, seed, position, best, best_column):
 
 
 @triton.jit
-def best_part(scores, columns, row, places, parts, PADDED: tl.constexpr):
+def best_part(scores, columns, row, parts, PLACES: tl.constexpr):
     """A row's winner among those of its parts; column 0 where no part has one."""
-    part = tl.arange(0, PADDED)
-    score = tl.load(scores + row * places + part, mask=part < parts, other=float("-inf"))
-    column = tl.load(columns + row * places + part, mask=part < parts, other=NOBODY)
+    part = tl.arange(0, PLACES)
+    score = tl.load(scores + row * PLACES + part, mask=part < parts, other=float("-inf"))
+    column = tl.load(columns + row * PLACES + part, mask=part < parts, other=NOBODY)
     winner = tl.min(tl.where(score == tl.max(score, 0), column, NOBODY), 0)
     return tl.where(winner == NOBODY, 0, winner)

@@ -16,6 +16,10 @@ from overdrive.device.cuda.steps import StepRows
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.device.verify import IMPOSED_ID, Imposed
+from overdrive.types import MAX_DRAFTS
+
+QUERIES = triton.next_power_of_2(MAX_DRAFTS + 1)
+"""Room for the logit rows of one row, whatever the step's K: kernels are compiled once for all shapes of steps."""
 
 PAIRS = 8192
 """Tokens times rows that one program of `flatten` compares, to find the rows of its tokens."""
@@ -28,7 +32,7 @@ def flatten(state: SlotState, rows: StepRows, drafts: Tensor, n_drafts: Tensor, 
     """As `steps.flatten`. Programs for blocks of tokens, then one for each row's page table and logits."""
     n_rows, n_tokens, columns = len(rows.slots), len(batch.ids), batch.page_table.shape[1]
     queries = len(batch.wanted) // n_rows
-    padded = triton.next_power_of_2(n_rows)
+    padded = 16 if n_rows <= 16 else max(256, triton.next_power_of_2(n_rows))
     tokens = max(1, min(64, PAIRS // padded))
     blocks = triton.cdiv(n_tokens, tokens)
     _flatten[(blocks + n_rows,)](
@@ -51,21 +55,21 @@ def flatten(state: SlotState, rows: StepRows, drafts: Tensor, n_drafts: Tensor, 
         layout.positions,
         n_rows,
         n_tokens,
+        queries,
         columns,
         rows.packed.stride(0),
         drafts.stride(0),
         state.history.shape[1],
         state.page_table.shape[1],
         state.page_size,
-        Q=queries,
         R_PADDED=padded,
-        Q_PADDED=triton.next_power_of_2(queries),
+        QUERIES=QUERIES,
         TOKENS=tokens,
         COPY=COPY,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows", "n_tokens", "queries", "columns", "line", "drafts_line"])
 def _flatten(
     described,
     drafts,
@@ -86,15 +90,15 @@ def _flatten(
     layout_positions,
     n_rows,
     n_tokens,
+    queries,
     columns,
     line,
     drafts_line,
     history_len,
     table_len,
     page_size,
-    Q: tl.constexpr,
     R_PADDED: tl.constexpr,
-    Q_PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
     TOKENS: tl.constexpr,
     COPY: tl.constexpr,
 ):
@@ -103,7 +107,7 @@ def _flatten(
     row = tl.arange(0, R_PADDED)
     real = row < n_rows
     known = tl.load(described + line + row, mask=real, other=0)
-    cap = tl.minimum(tl.load(described + 2 * line + row, mask=real, other=0), Q - 1)
+    cap = tl.minimum(tl.load(described + 2 * line + row, mask=real, other=0), queries - 1)
     fed = tl.maximum(tl.minimum(tl.load(n_drafts + row, mask=real, other=0), cap), 0)
     if program < blocks:
         token = program * TOKENS + tl.arange(0, TOKENS)
@@ -133,14 +137,14 @@ def _flatten(
         my_slot = tl.load(described + mine)
         tl.store(offsets + mine + 1, begin + my_known + my_fed)
         tl.store(offsets, begin, mask=mine == 0)
-        depth = tl.arange(0, Q_PADDED).to(tl.int64)
-        at = mine * Q + depth
+        depth = tl.arange(0, QUERIES).to(tl.int64)
+        at = mine * queries + depth
         exists = (depth <= my_fed) & (tl.load(described + 3 * line + mine) > 0)
-        tl.store(wanted + at, tl.where(exists, begin + my_known - 1 + depth, 0), mask=depth < Q)
-        tl.store(layout_rows + at, depth * 0 + mine, mask=depth < Q)
-        tl.store(layout_slots + at, depth * 0 + my_slot, mask=depth < Q)
-        tl.store(layout_depths + at, depth, mask=depth < Q)
-        tl.store(layout_positions + at, tl.load(computed + my_slot) + my_known + depth, mask=depth < Q)
+        tl.store(wanted + at, tl.where(exists, begin + my_known - 1 + depth, 0), mask=depth < queries)
+        tl.store(layout_rows + at, depth * 0 + mine, mask=depth < queries)
+        tl.store(layout_slots + at, depth * 0 + my_slot, mask=depth < queries)
+        tl.store(layout_depths + at, depth, mask=depth < queries)
+        tl.store(layout_positions + at, tl.load(computed + my_slot) + my_known + depth, mask=depth < queries)
         from_line, to_line = table + my_slot * table_len, page_table + mine.to(tl.int64) * columns
         for start in range(0, columns, COPY):
             places = start + tl.arange(0, COPY)
@@ -172,18 +176,18 @@ def accept(
         counts,
         imposed.rates if imposed is not None else drawn,
         imposed.seeds if imposed is not None else drawn,
+        queries,
         rows.packed.stride(0),
         drafts.stride(0),
         state.history.shape[1],
-        Q=queries,
-        Q_PADDED=triton.next_power_of_2(queries),
+        QUERIES=QUERIES,
         IMPOSED=imposed is not None,
         ID=IMPOSED_ID,
         num_warps=1,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "line", "drafts_line"])
 def _accept(
     drawn,
     described,
@@ -196,22 +200,22 @@ def _accept(
     counts,
     rates,
     seeds,
+    queries,
     line,
     drafts_line,
     history_len,
-    Q: tl.constexpr,
-    Q_PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
     IMPOSED: tl.constexpr,
     ID: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    depth = tl.arange(0, Q_PADDED)
+    depth = tl.arange(0, QUERIES)
     slot = tl.load(described + row)
     known = tl.load(described + line + row)
     emits = tl.load(described + 3 * line + row)
-    offered = tl.minimum(tl.minimum(tl.load(n_drafts + row), tl.load(described + 2 * line + row)), Q - 1)
+    offered = tl.minimum(tl.minimum(tl.load(n_drafts + row), tl.load(described + 2 * line + row)), queries - 1)
     length, stored = tl.load(lengths + slot), tl.load(computed + slot)
-    token = tl.load(drawn + row * Q + depth, mask=depth < Q, other=0)
+    token = tl.load(drawn + row * queries + depth, mask=depth < queries, other=0)
     if IMPOSED:
         a, b = position_key(tl.load(seeds + slot), stored + known + depth)
         level = (keyed_hash(a, b, depth.to(tl.int64) * 0 + ID) >> 8).to(tl.float32) * (1.0 / (1 << 24))
@@ -219,10 +223,10 @@ def _accept(
     else:
         agreed = tl.load(drafts + row * drafts_line + depth, mask=depth < offered, other=-1) == token
     # The first depth at which nothing was accepted is how many were.
-    accepted = tl.min(tl.where(agreed & (depth < offered), Q, depth), 0)
+    accepted = tl.min(tl.where(agreed & (depth < offered), QUERIES, depth), 0)
     count = tl.where(emits > 0, accepted + 1, 0).to(tl.int64)
     new = depth < count
-    tl.store(tokens + row * Q + depth, tl.where(new, token, 0), mask=depth < Q)
+    tl.store(tokens + row * queries + depth, tl.where(new, token, 0), mask=depth < queries)
     tl.store(counts + row, count)
     place = length + depth
     tl.store(history + slot * history_len + place, token.to(tl.int32), mask=new & (place < history_len))
