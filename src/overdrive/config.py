@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-Precision = Literal["auto", "float32", "float64", "int8", "int4"]
+Precision = Literal["auto", "float32", "float64", "bfloat16", "float16", "fp8", "int8", "int4"]
 Drafter = Literal["auto", "none", "ngram", "eagle3", "small", "ngram+eagle3", "ngram+small"]
 Switch = Literal["auto", "on", "off"]
 
@@ -20,9 +20,9 @@ class ModelOptions:
     """Which model, and in what form its weights are kept."""
 
     load_format: LoadFormat = "auto"
-    """How the weights are stored; "dummy" builds the config with random weights."""
+    """How the weights are stored; "dummy" builds a config, or a well-known shape as llama-3.1-8b, with random ones."""
     precision: Precision = "auto"
-    """Weights on the device. auto: a GGUF's own blocks, else int8 per row on a CPU; float32 is the reference."""
+    """Weights on the device. auto: bfloat16 on CUDA; on a CPU a GGUF's own blocks, else int8 per row."""
     max_model_len: int = 0
     """Most tokens of prompt and answer together; 0 takes the model's own limit."""
     tokenizer: str = ""
@@ -79,7 +79,7 @@ class DraftOptions:
     draft: Drafter = "auto"
     """Who writes drafts. auto: a draft network where one is given or ships with the model, else ngram."""
     draft_model: str = ""
-    """The EAGLE-3 head or the small model: a folder or a hub id."""
+    """The EAGLE-3 head or the small model: a folder or a hub id; "dummy" is a head with random weights."""
     drafts: int = 3
     """Most drafts per row and step, 15 at most."""
     ngram_min: int = 3

@@ -35,8 +35,8 @@ def test_a_small_model_with_other_ids_is_refused_when_it_is_loaded(tmp_path: Pat
     with pytest.raises(
         OverdriveError, match=rf"^the drafter {tmp_path}/41 has 41 token ids and the model {tmp_path}/40"
     ):
-        load_small(str(dummy(tmp_path, 41)), target, WHATEVER, device, lambda *_: None)
-    choice = load_small(str(tmp_path / "40" / "config.json"), target, WHATEVER, device, lambda *_: None)
+        load_small(str(dummy(tmp_path, 41)), target, WHATEVER, lambda *_: None)
+    choice = load_small(str(tmp_path / "40" / "config.json"), target, WHATEVER, lambda *_: None)
     assert (choice.name, choice.model) == ("small", f"{tmp_path}/40")
 
 

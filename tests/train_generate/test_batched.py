@@ -132,7 +132,8 @@ def test_graphs_give_the_answers_of_single_steps():
     from overdrive.model.ops import TorchOps
 
     device, config = torch.device("cuda"), tiny_config()
-    form = Form(torch.float32, device, dense_factory(torch.float32, device), TorchOps(torch.float32, device))
+    dense = dense_factory(torch.float32, device)
+    form = Form(torch.float32, device, dense, TorchOps(torch.float32, device), dense)
     model = assemble(config, RandomCheckpoint(config, 0), form, 512, lambda *_: None)
     jobs = ragged_jobs(40)
     assert run(model, jobs, 7, 4) == run(tiny_transformer(torch.float32), jobs, 7, 4)

@@ -16,7 +16,7 @@ from overdrive.draft.batches import known_tokens, one_each
 from overdrive.draft.composite import CompositeChoice
 from overdrive.draft.copies import PaddedNgramDrafter
 from overdrive.draft.eagle3.choice import EagleChoice, least_window
-from overdrive.draft.eagle3.loading import load_head
+from overdrive.draft.eagle3.loading import dummy_head, load_head
 from overdrive.draft.eagle3.ring import TapRing
 from overdrive.draft.eagle3.shipped import find_head, fingerprint
 from overdrive.draft.marks import PageMarks
@@ -28,7 +28,6 @@ from overdrive.draft.small import load_small
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
 from overdrive.model.assemble import Progress
-from overdrive.model.forms import cpu_form, torch_form
 from overdrive.model.weights import Loaded
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
@@ -45,6 +44,10 @@ __all__ = [
     "choose",
     "compile_drafters",
 ]
+
+
+DUMMY = "dummy"
+"""As a head's name: random weights, for measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,9 @@ def choose(options: EngineOptions, loaded: Loaded, device: Device, progress: Pro
     if wanted == "ngram":
         return Ngrams(draft.ngram_min)
     if wanted == "small":
-        network: Choice | None = _small(options, loaded, device, progress)
+        network: Choice | None = _small(options, loaded, progress)
     else:
-        network = _eagle(options, loaded, device, progress)
+        network = _eagle(options, loaded, progress)
     if network is None:
         return Ngrams(draft.ngram_min)
     return CompositeChoice(draft.ngram_min, network) if copied or wanted == "auto" else network
@@ -124,27 +127,27 @@ def compile_drafters() -> None:
     TapRing(1, 1, 1, 1, 1, torch.float32)
 
 
-def _small(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:
+def _small(options: EngineOptions, loaded: Loaded, progress: Progress) -> Choice:
     model = options.draft.draft_model
     if not model:
         raise OverdriveError(f"--draft {options.draft.draft} needs --draft-model, a model of the same vocabulary")
-    return load_small(model, loaded, options.model, device, progress)
+    return load_small(model, loaded, options.model, progress)
 
 
-def _eagle(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice | None:
+def _eagle(options: EngineOptions, loaded: Loaded, progress: Progress) -> Choice | None:
     """The head that is given or ships; None where neither is and "auto" leaves it open."""
     target = loaded.transformer
     draft = options.draft
+    window = max(draft.draft_window, least_window(options.scheduler.chunk))
+    if draft.draft_model == DUMMY:
+        head = dummy_head(target, loaded.form, options.model.seed, progress)
+        return EagleChoice(head, Path(DUMMY), window, target.dtype)
     folder = _head_folder(draft, progress) or find_head(loaded.config, fingerprint(target.final_norm))
     if folder is None:
         if draft.draft == "auto":
             return None
         raise OverdriveError(f"--draft {draft.draft} needs --draft-model: no head ships for this model")
-    team = device.team
-    precision = options.model.precision
-    form = cpu_form(precision, team) if team else torch_form(precision, device.torch_device)
-    head = load_head(folder, target, form, progress)
-    return EagleChoice(head, folder, max(draft.draft_window, least_window(options.scheduler.chunk)), target.dtype)
+    return EagleChoice(load_head(folder, target, loaded.form, progress), folder, window, target.dtype)
 
 
 def _head_folder(draft: DraftOptions, progress: Progress) -> Path | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numba
 import numpy as np
@@ -35,11 +34,8 @@ from overdrive.draft.vocabulary import check_same_vocabulary, vocabulary_of
 from overdrive.errors import OverdriveError
 from overdrive.model.assemble import Progress
 from overdrive.model.transformer import Scored, Transformer
-from overdrive.model.weights import Loaded, load
+from overdrive.model.weights import Loaded, load_as
 from overdrive.types import PageEntry
-
-if TYPE_CHECKING:  # a device runs drafters: it imports this room first
-    from overdrive.device.base import Device
 
 PASS_TOKENS = 512
 """Most tokens read in one pass."""
@@ -226,17 +222,15 @@ class SmallModelChoice:
         raise OverdriveError("a small model cannot draft on CUDA yet: give --draft ngram or a head with --draft eagle3")
 
 
-def load_small(
-    model: str, target: Loaded, options: ModelOptions, device: Device, progress: Progress
-) -> SmallModelChoice:
-    """The model named `model`, in the precision that the target has by `options`.
+def load_small(model: str, target: Loaded, options: ModelOptions, progress: Progress) -> SmallModelChoice:
+    """The model named `model`, in the form that the target has by `options`.
 
     Raises OverdriveError, one line, where it cannot be loaded and where its vocabulary is not the target's.
     """
     load_format: LoadFormat = "dummy" if options.load_format == "dummy" else "auto"
     own = ModelOptions(load_format=load_format, precision=options.precision, seed=options.seed)
     try:
-        loaded = load(model, own, device.torch_device, progress, device.team)
+        loaded = load_as(model, own, target.form, progress)
     except OverdriveError as error:
         raise OverdriveError(f"--draft-model {model} cannot draft as a small model: {error}") from None
     check_same_vocabulary(vocabulary_of(target), vocabulary_of(loaded))

@@ -6,6 +6,7 @@ decided by the `LinearFactory` it is given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,22 +57,54 @@ LinearFactory = Callable[[Sequence[Tensor | Blocks], Tensor | None], Linear]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the weights become on the device: dtype and place of activations, linears, element-wise operations."""
+    """What the weights become on the device: dtype and place of activations, linears, element-wise operations.
+
+    make_head: as `make_linear`, for the product whose results are scores; they may be wider than `dtype`.
+    """
 
     dtype: torch.dtype
     device: torch.device
     make_linear: LinearFactory
     ops: Ops
+    make_head: LinearFactory
 
 
 def dense_factory(dtype: torch.dtype, device: torch.device) -> LinearFactory:
     """Linears as plain weights in `dtype`: the reference form."""
 
     def make(weights: Sequence[Tensor | Blocks], bias: Tensor | None) -> Linear:
-        parts = [(w if isinstance(w, Tensor) else w.dense()).to(device, dtype) for w in weights]
-        return DenseLinear(parts[0] if len(parts) == 1 else torch.cat(parts), bias)
+        return DenseLinear(stack_dense(weights, dtype, device), bias)
 
     return make
+
+
+def stack_dense(weights: Sequence[Tensor | Blocks], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The weights [out_i, in], one below the other, in `dtype` on the device; itself where one is so already.
+
+    Each goes to its place by itself: neither the host nor the device holds all of them twice.
+    """
+    if len(weights) == 1:
+        return _dense(weights[0]).to(device, dtype)
+    heights = [weight.shape[0] for weight in weights]
+    stacked = torch.empty((sum(heights), weights[0].shape[1]), dtype=dtype, device=device)
+    for weight, place in zip(weights, stacked.split(heights), strict=True):
+        place.copy_(_dense(weight))
+    return stacked
+
+
+def _dense(weight: Tensor | Blocks) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dense()
+
+
+def parameter_counts(config: ModelConfig) -> tuple[int, int]:
+    """How many weights of the model are in its layers' linears, and how many elsewhere (embedding, head, norms)."""
+    inside, elsewhere = 0, 0
+    for name, shape in expected_shapes(config).items():
+        if ".layers." in name and len(shape) == 2:
+            inside += math.prod(shape)
+        else:
+            elsewhere += math.prod(shape)
+    return inside, elsewhere
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -147,7 +180,7 @@ def assemble(
         layers.append(build.layer(index))
         progress("weights", index + 1, config.layers + 1)
     embedding = build.dense("model.embed_tokens.weight")
-    head = shard.gathered(build.linear("model.embed_tokens" if config.tied else "lm_head", biased=False))
+    head = shard.gathered(build.head(embedding))
     final_norm = build.dense("model.norm.weight")
     progress("weights", config.layers + 1, config.layers + 1)
     return Transformer(build.config, embedding, layers, final_norm, head, form.ops, max_model_len)
@@ -167,6 +200,14 @@ class _Assembly:
         """One product for the named linears, which read the same input."""
         bias = torch.cat([self.dense(f"{name}.bias") for name in names]) if biased else None
         return self.form.make_linear([self.checkpoint.matrix(f"{name}.weight") for name in names], bias)
+
+    def head(self, embedding: Tensor) -> Linear:
+        """The product that scores. A tied one whose weight is a plain tensor, and whole, is the embedding itself."""
+        name = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
+        weight = self.checkpoint.matrix(name)
+        if self.config.tied and isinstance(weight, Tensor) and weight.shape == embedding.shape:
+            weight = embedding
+        return self.form.make_head([weight], None)
 
     def layer(self, index: int) -> Layer:
         config, prefix = self.config, f"model.layers.{index}."

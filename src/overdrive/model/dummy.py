@@ -15,24 +15,28 @@ from overdrive.model.ops import TorchOps
 from overdrive.model.rope import RopeConfig
 from overdrive.model.transformer import Transformer
 
+CPU = torch.device("cpu")
+
 
 class RandomCheckpoint:
     """Weights drawn from (seed, name): the same for every order of reading, always in float32.
 
-    Linears have variance 1 / in, so that activations keep their size and the answers of a random model vary.
+    Linears have variance 1 / in, so that activations keep their size and the answers of a random model vary. device:
+    where they are drawn, and where they are then; another kind of device draws others.
     """
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
         self._shapes = expected_shapes(config)
         self._seed = seed
+        self._device = device
 
     def tensor(self, name: str) -> Tensor:
         shape = self._shapes[name]
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        noise = torch.randn(shape, generator=generator)
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        noise = torch.randn(shape, generator=generator, device=self._device)
         if name.endswith("norm.weight"):
-            return 1.0 + 0.1 * noise
-        return 0.1 * noise if name.endswith(".bias") else noise * shape[-1] ** -0.5
+            return noise.mul_(0.1).add_(1.0)
+        return noise.mul_(0.1 if name.endswith(".bias") else shape[-1] ** -0.5)
 
     def matrix(self, name: str) -> Tensor:
         return self.tensor(name)
@@ -49,8 +53,8 @@ def random_transformer(
 
     max_model_len: 0 takes the config's limit. All ranks together have the weights that one rank has alone.
     """
-    device = torch.device("cpu")
-    form = Form(dtype, device, dense_factory(dtype, device), TorchOps(dtype, device))
+    dense = dense_factory(dtype, CPU)
+    form = Form(dtype, CPU, dense, TorchOps(dtype, CPU), dense)
     checkpoint = RandomCheckpoint(config, seed)
     most = max_model_len or config.max_positions
     return assemble(config, checkpoint, form, most, lambda label, done, total: None, ranks)

@@ -15,8 +15,11 @@ from overdrive.device.cpu.elementwise import CpuOps
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
 from overdrive.device.cpu.packing import Packed, pack_float32, pack_gguf, pack_int8
 from overdrive.device.cpu.team import Team
+from overdrive.device.cuda.linear import Fp8Linear, Int4Linear, Int8Linear, ScoringLinear
+from overdrive.device.cuda.ops import FLOATS, CudaOps
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Blocks, Form, LinearFactory, dense_factory
+from overdrive.model.assemble import Blocks, Form, LinearFactory, dense_factory, parameter_counts, stack_dense
+from overdrive.model.config import ModelConfig
 from overdrive.model.gguf import GGUFBlocks
 from overdrive.model.ops import TorchOps
 from overdrive.model.transformer import Linear
@@ -25,12 +28,78 @@ _INT4 = GGMLQuantizationType.Q4_1  # 4-bit codes with a scale and a minimum for 
 _INT4_BLOCK = 32
 
 
+_CUDA_DTYPES: dict[Precision, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+}
+_CUDA_LINEARS: dict[Precision, Callable[[Tensor, Tensor | None], Linear]] = {
+    "fp8": Fp8Linear,
+    "int8": Int8Linear,
+    "int4": Int4Linear,
+}
+_CUDA_BITS: dict[Precision, float] = {"fp8": 8, "int8": 8, "int4": 4.5}  # of a layer's weight, with its scales
+_CUDA_ONLY = ("bfloat16", "float16", "fp8")
+
+
+def form_for(precision: Precision, device: torch.device, team: Team | None) -> Form:
+    """The form that a precision means on a device. team: the threads of the CPU's kernels; None there: plain torch."""
+    if device.type == "cuda":
+        return cuda_form(precision, device)
+    return cpu_form(precision, team) if team else torch_form(precision, device)
+
+
 def torch_form(precision: Precision, device: torch.device) -> Form:
-    """Plain torch on any device: the reference. Raises OverdriveError for a precision that needs packed weights."""
+    """Plain torch on any device: the reference. Raises OverdriveError for a precision that needs kernels."""
+    _refuse_cuda_only(precision)
     if precision in ("int8", "int4"):
         raise OverdriveError(f"precision {precision!r} needs the CPU kernels; plain torch takes float32 or float64")
     dtype = torch.float64 if precision == "float64" else torch.float32
-    return Form(dtype, device, dense_factory(dtype, device), TorchOps(dtype, device))
+    dense = dense_factory(dtype, device)
+    return Form(dtype, device, dense, TorchOps(dtype, device), dense)
+
+
+def cuda_form(precision: Precision, device: torch.device) -> Form:
+    """The CUDA kernels and the library's products.
+
+    auto: bfloat16, into which the blocks of a quantised checkpoint are decoded. fp8, int8 and int4 are forms of the
+    layers' weights: embedding, head and activations are bfloat16 then. Scores are float32 or better whatever the form.
+    On a CPU `device` the same in plain torch, which is how the CUDA engine is tested without a GPU.
+    """
+    dtype = _CUDA_DTYPES.get(precision, torch.bfloat16)
+    kernels = device.type == "cuda" and dtype in FLOATS
+    ops = CudaOps(dtype, device) if kernels else TorchOps(dtype, device)
+    dense = dense_factory(dtype, device)
+    linears = quantised_factory(_CUDA_LINEARS[precision], dtype, device) if precision in _CUDA_LINEARS else dense
+    half = dtype in (torch.bfloat16, torch.float16)
+    return Form(dtype, device, linears, ops, scoring_factory(dtype, device) if half else dense)
+
+
+def cuda_bytes(config: ModelConfig, precision: Precision, ranks: int = 1) -> int:
+    """Bytes that a model's weights take on each of so many devices in `cuda_form`, at most, without the devices."""
+    itemsize = _CUDA_DTYPES.get(precision, torch.bfloat16).itemsize
+    inside, elsewhere = parameter_counts(config)
+    return int(inside * _CUDA_BITS.get(precision, 8 * itemsize) / (8 * ranks)) + elsewhere * itemsize
+
+
+def quantised_factory(
+    kind: Callable[[Tensor, Tensor | None], Linear], dtype: torch.dtype, device: torch.device
+) -> LinearFactory:
+    """Linears that quantise their weights on the device, each when it is made: one dense weight is there at a time."""
+
+    def make(weights: Sequence[Tensor | Blocks], bias: Tensor | None) -> Linear:
+        return kind(stack_dense(weights, dtype, device), bias)
+
+    return make
+
+
+def scoring_factory(dtype: torch.dtype, device: torch.device) -> LinearFactory:
+    """Heads of half-precision weights without a bias, whose scores are float32."""
+
+    def make(weights: Sequence[Tensor | Blocks], bias: Tensor | None) -> Linear:
+        return ScoringLinear(stack_dense(weights, dtype, device))
+
+    return make
 
 
 def cpu_form(precision: Precision, team: Team) -> Form:
@@ -39,10 +108,17 @@ def cpu_form(precision: Precision, team: Team) -> Form:
     auto: a quantised checkpoint keeps its own blocks, a float one becomes int8 with a scale per output row.
     """
     device = torch.device("cpu")
+    _refuse_cuda_only(precision)
     if precision == "float64":
         return torch_form(precision, device)
-    pack = {"auto": pack_auto, "float32": pack_as_float32, "int8": pack_as_int8, "int4": pack_as_int4}[precision]
-    return Form(torch.float32, device, packed_factory(LinearKernels(team), pack), CpuOps(team))
+    packs = {"auto": pack_auto, "float32": pack_as_float32, "int8": pack_as_int8, "int4": pack_as_int4}
+    packed = packed_factory(LinearKernels(team), packs[precision])
+    return Form(torch.float32, device, packed, CpuOps(team), packed)
+
+
+def _refuse_cuda_only(precision: Precision) -> None:
+    if precision in _CUDA_ONLY:
+        raise OverdriveError(f"precision {precision!r} is for CUDA; a CPU takes auto, float32, float64, int8 or int4")
 
 
 class JoinedLinear:

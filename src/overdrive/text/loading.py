@@ -16,8 +16,9 @@ from overdrive.text.tokenizer import ByteTokenizer, NoTokenizer, Tokenizer
 def open_text(source: Path, options: ModelOptions) -> tuple[Tokenizer, ChatTemplate]:
     """The tokenizer and chat template of a model, or those that the options name instead.
 
-    Dummy weights have no words of their own: where there is no tokenizer they get one of bytes. Raises OverdriveError,
-    also for dummy weights when there is a tokenizer that cannot be used.
+    Dummy weights have no words of their own: where there is no tokenizer they get one of bytes, with the ids that the
+    folder's config.json says beyond them. Raises OverdriveError, also for dummy weights when there is a tokenizer that
+    cannot be used.
     """
     origin = Path(options.tokenizer) if options.tokenizer else source
     override = Path(options.chat_template) if options.chat_template else None
@@ -26,8 +27,14 @@ def open_text(source: Path, options: ModelOptions) -> tuple[Tokenizer, ChatTempl
     except NoTokenizer:
         if options.load_format != "dummy" or options.tokenizer:
             raise
-        tokenizer = ByteTokenizer()
+        tokenizer = ByteTokenizer(_vocab_size(source))
     return tokenizer, load_chat_template(origin, tokenizer, override)
+
+
+def _vocab_size(folder: Path) -> int:
+    """As config.json has it; 0 where it says nothing."""
+    size = read_json(folder / "config.json").get("vocab_size", 0)
+    return size if isinstance(size, int) else 0
 
 
 _GGUF_KEY = "tokenizer.chat_template"

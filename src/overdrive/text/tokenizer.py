@@ -119,13 +119,17 @@ class FastTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One id per byte, then `<bos>`, `<eos>` and `<pad>`: 259 ids, no file; for tests and dummy models."""
+    """One id per byte, then `<bos>`, `<eos>` and `<pad>`: 259 ids, no file; for tests and dummy models.
+
+    Ids up to `vocab_size`, where that is more, show as their number, as `<300>`; no text is encoded to them.
+    """
 
     BOS, EOS, PAD = 256, 257, 258
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int = 0) -> None:
         self._names = {"<bos>": self.BOS, "<eos>": self.EOS, "<pad>": self.PAD}
         pieces = [bytes([byte]) for byte in range(256)] + [name.encode() for name in self._names]
+        pieces += [b"<%d>" % token for token in range(len(pieces), vocab_size)]
         special_tokens = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
         super().__init__(TokenTable(pieces, self._names.values()), special_tokens, (self.BOS,), (self.EOS,))
 

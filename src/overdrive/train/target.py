@@ -66,7 +66,8 @@ class Teacher:
     def __init__(
         self, config: ModelConfig, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress
     ) -> None:
-        form = Form(dtype, device, dense_factory(dtype, device), TorchOps(dtype, device))
+        dense = dense_factory(dtype, device)
+        form = Form(dtype, device, dense, TorchOps(dtype, device), dense)
         self.config, self.checkpoint, self.device, self.dtype = config, checkpoint, device, dtype
         self.transformer: Transformer = assemble(config, checkpoint, form, config.max_positions, progress)
         exact = torch.promote_types(dtype, torch.float32)

@@ -57,7 +57,7 @@ def multiply_int4(
     """out [T, OUTPUTS] = x [T, INPUTS] @ weight.T, where a code c of a group means c * scale + least.
 
     codes: [OUTPUTS, INPUTS / 2] uint8; a group's byte i holds its inputs i (lower half) and GROUP / 2 + i. scales,
-    least: [INPUTS / GROUP, OUTPUTS] float32. Weights are rounded to x's type. Grid: (parts of the outputs, of the rows).
+    least: [INPUTS / GROUP, OUTPUTS] float32. Weights are rounded to x's type. Grid: as above.
     """
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -67,7 +67,7 @@ def multiply_int4(
     x_row = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
     code_row = codes + output.to(tl.int64)[None, :] * (INPUTS // 2) + column[:, None]
     total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
-    for group in range(0, INPUTS // GROUP):
+    for group in range(INPUTS // GROUP):
         packed = tl.load(code_row + group * HALF, mask=outputs_inside[None, :], other=0)
         scale = tl.load(scales + group * OUTPUTS + output, mask=outputs_inside, other=0.0)[None, :]
         low = tl.load(least + group * OUTPUTS + output, mask=outputs_inside, other=0.0)[None, :]

@@ -18,7 +18,8 @@ def check_device(device: torch.device) -> None:
     count = torch.cuda.device_count()
     if not torch.cuda.is_available() or count == 0:
         raise OverdriveError(
-            "torch finds no CUDA device: check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES, or run with --device cpu"
+            "torch finds no CUDA device: check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES, "
+            "or run with --device cpu"
         )
     if (device.index or 0) >= count:
         raise OverdriveError(

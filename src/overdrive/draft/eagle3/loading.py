@@ -18,6 +18,9 @@ from overdrive.draft.eagle3.network import EagleHead, HeadNorms
 from overdrive.model.assemble import Form, Progress
 from overdrive.model.transformer import Layer, Linear, Transformer
 
+CPU = torch.device("cpu")
+DUMMY_VOCAB = 32000
+
 
 def load_head(folder: Path, target: Transformer, form: Form, progress: Progress) -> EagleHead:
     """The head in `folder`, its linears in `form`, reporting progress under the label "draft network".
@@ -37,7 +40,7 @@ def assemble_head(
     for index in range(config.layers):
         layers.append(build.layer(index))
         progress("draft network", index + 1, config.layers + 2)
-    fc, lm_head = build.linear("fc"), build.linear("lm_head")
+    fc, lm_head = build.linear("fc"), form.make_head([tensors["lm_head.weight"]], None)
     progress("draft network", config.layers + 1, config.layers + 2)
     fc_norms = tuple(build.dense(f"fc_norm.{tap}") for tap in range(len(config.taps))) if config.fc_norm else ()
     norms = HeadNorms(build.dense("layers.0.hidden_norm"), build.dense("norm"), fc_norms)
@@ -47,24 +50,35 @@ def assemble_head(
     return EagleHead(config, embedding, fc, layers, norms, lm_head, ids.to(form.device), form.ops, target.max_model_len)
 
 
+def dummy_head(target: Transformer, form: Form, seed: int, progress: Progress) -> EagleHead:
+    """A head with random weights in the shape that published ones have: a layer of the target's own, three taps, a
+    vocabulary of 32,000 ids. What it drafts is worth nothing; what it costs is what a trained head costs.
+    """
+    config = HeadConfig.for_target(target.config, min(DUMMY_VOCAB, target.config.vocab))
+    tensors = random_tensors(config, seed, form.device)
+    return assemble_head(config, tensors, target, form, progress)
+
+
 def random_head(config: HeadConfig, form: Form, target: Transformer, seed: int) -> EagleHead:
     """A head with weights drawn from `seed` (`random_tensors`): for tests and for measuring what a pass costs."""
-    return assemble_head(config, random_tensors(config, seed), target, form, lambda label, done, total: None)
+    tensors = random_tensors(config, seed, form.device)
+    return assemble_head(config, tensors, target, form, lambda label, done, total: None)
 
 
-def random_tensors(config: HeadConfig, seed: int) -> dict[str, Tensor]:
+def random_tensors(config: HeadConfig, seed: int, device: torch.device = CPU) -> dict[str, Tensor]:
     """Weights by the names of `checkpoint`, float32, the same for every run. Linears have variance 1 / in.
 
-    A reduced draft vocabulary is a random choice of target ids, in ascending order.
+    A reduced draft vocabulary is a random choice of target ids, in ascending order. device: where they are drawn;
+    another kind of device draws others.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in expected_shapes(config).items():
-        noise = torch.randn(shape, generator=generator)
-        tensors[name] = 1.0 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+        noise = torch.randn(shape, generator=generator, device=device)
+        tensors[name] = noise.mul_(0.1).add_(1.0) if len(shape) == 1 else noise.mul_(shape[-1] ** -0.5)
     if config.draft_vocab < config.vocab:
-        ids = torch.randperm(config.vocab, generator=generator)[: config.draft_vocab].sort().values
-        tensors["d2t"] = ids - torch.arange(config.draft_vocab)
+        ids = torch.randperm(config.vocab, generator=generator, device=device)[: config.draft_vocab].sort().values
+        tensors["d2t"] = ids - torch.arange(config.draft_vocab, device=device)
     return tensors
 
 

@@ -42,7 +42,8 @@ def open_target(model: str, options: ModelOptions, device: torch.device, max_len
     if max_len > config.max_positions:
         raise OverdriveError(f"{model} has a context of {config.max_positions} tokens, {max_len} are asked for")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    form = Form(dtype, device, _linears(dtype, device, config.vocab), GraphOps(dtype, device))
+    linears = _linears(dtype, device, config.vocab)
+    form = Form(dtype, device, linears, GraphOps(dtype, device), linears)
     transformer = assemble(config, checkpoint, form, max_len, progress)
     tokenizer, template = open_text(source if source.suffix != ".json" else source.parent, options)
     return Target(config, transformer, tokenizer, template, config.eos_ids or tuple(tokenizer.eos_ids))
