@@ -15,10 +15,10 @@ from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.recording import Arena, Recording, Watch
 from overdrive.device.cpu.team import Team
 from overdrive.draft.eagle3.checkpoint import write
-from overdrive.draft.eagle3.loading import assemble_head, load_head, random_head, random_tensors
+from overdrive.draft.eagle3.loading import assemble_head, dummy_head, load_head, random_head, random_tensors
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
 from overdrive.model.assemble import Form
-from overdrive.model.dummy import random_transformer
+from overdrive.model.dummy import random_transformer, tiny_transformer
 from overdrive.model.forms import cpu_form, torch_form
 from overdrive.model.rope import RopeConfig
 from overdrive.model.transformer import Transformer
@@ -241,3 +241,14 @@ def test_a_copy_of_the_target_s_embedding_is_not_kept_twice(target: Transformer)
     shared = own | {"embed_tokens.weight": target.embedding.clone()}
     assert assemble_head(config, shared, target, _float64(), _quiet)._embedding is target.embedding
     assert assemble_head(config, own, target, _float64(), _quiet)._embedding is not target.embedding
+
+
+def test_a_dummy_head_has_the_published_shape_for_its_target() -> None:
+    wide, narrow = tiny_transformer(torch.float32, vocab=33000, layers=8), tiny_transformer(torch.float32, layers=8)
+    form = torch_form("float32", torch.device("cpu"))
+    for target, drafted in ((wide, 32000), (narrow, 64)):
+        head = dummy_head(target, form, 0, _quiet)
+        assert len(head.target_ids) == drafted == len(head.target_ids.unique())
+        assert head.target_ids.min() >= 0 and head.target_ids.max() < target.config.vocab
+        assert head.config.taps == (2, 4, 5) and head.config.layers == 1
+        assert head.logits(torch.randn(3, 32)).shape == (3, drafted)
