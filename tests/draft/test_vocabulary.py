@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from overdrive.config import ModelOptions
-from overdrive.device.cpu.device import CpuDevice
-from overdrive.device.cpu.team import Team
 from overdrive.draft.small import load_small
 from overdrive.draft.vocabulary import Vocabulary, check_same_vocabulary
 from overdrive.errors import OverdriveError
-from overdrive.model.weights import load
+from overdrive.model.forms import torch_form
+from overdrive.model.weights import load_as
 
 WHATEVER = ModelOptions(load_format="dummy", precision="float64")
 
@@ -30,13 +29,13 @@ def dummy(folder: Path, vocab: int) -> Path:
 
 
 def test_a_small_model_with_other_ids_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
-    device = CpuDevice(Team(1), 0, torch.device("cpu"))
-    target = load(str(dummy(tmp_path, 40)), WHATEVER, device.torch_device, lambda *_: None, device.team)
+    form = torch_form("float64", torch.device("cpu"))
+    target = load_as(str(dummy(tmp_path, 40)), WHATEVER, form, lambda *_: None)
     with pytest.raises(
         OverdriveError, match=rf"^the drafter {tmp_path}/41 has 41 token ids and the model {tmp_path}/40"
     ):
-        load_small(str(dummy(tmp_path, 41)), target, WHATEVER, lambda *_: None)
-    choice = load_small(str(tmp_path / "40" / "config.json"), target, WHATEVER, lambda *_: None)
+        load_small(str(dummy(tmp_path, 41)), target, WHATEVER, form, lambda *_: None)
+    choice = load_small(str(tmp_path / "40" / "config.json"), target, WHATEVER, form, lambda *_: None)
     assert (choice.name, choice.model) == ("small", f"{tmp_path}/40")
 
 

@@ -27,7 +27,8 @@ from overdrive.draft.room import Choice, Room
 from overdrive.draft.small import load_small
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
-from overdrive.model.assemble import Progress
+from overdrive.model.assemble import Form, Progress
+from overdrive.model.forms import form_for
 from overdrive.model.weights import Loaded
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
@@ -106,9 +107,9 @@ def choose(options: EngineOptions, loaded: Loaded, device: Device, progress: Pro
     if wanted == "ngram":
         return Ngrams(draft.ngram_min)
     if wanted == "small":
-        network: Choice | None = _small(options, loaded, progress)
+        network: Choice | None = _small(options, loaded, device, progress)
     else:
-        network = _eagle(options, loaded, progress)
+        network = _eagle(options, loaded, device, progress)
     if network is None:
         return Ngrams(draft.ngram_min)
     return CompositeChoice(draft.ngram_min, network) if copied or wanted == "auto" else network
@@ -127,27 +128,32 @@ def compile_drafters() -> None:
     TapRing(1, 1, 1, 1, 1, torch.float32)
 
 
-def _small(options: EngineOptions, loaded: Loaded, progress: Progress) -> Choice:
+def _small(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:
     model = options.draft.draft_model
     if not model:
         raise OverdriveError(f"--draft {options.draft.draft} needs --draft-model, a model of the same vocabulary")
-    return load_small(model, loaded, options.model, progress)
+    return load_small(model, loaded, options.model, _form(options, device), progress)
 
 
-def _eagle(options: EngineOptions, loaded: Loaded, progress: Progress) -> Choice | None:
+def _eagle(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice | None:
     """The head that is given or ships; None where neither is and "auto" leaves it open."""
     target = loaded.transformer
     draft = options.draft
     window = max(draft.draft_window, least_window(options.scheduler.chunk))
     if draft.draft_model == DUMMY:
-        head = dummy_head(target, loaded.form, options.model.seed, progress)
+        head = dummy_head(target, _form(options, device), options.model.seed, progress)
         return EagleChoice(head, Path(DUMMY), window, target.dtype)
     folder = _head_folder(draft, progress) or find_head(loaded.config, fingerprint(target.final_norm))
     if folder is None:
         if draft.draft == "auto":
             return None
         raise OverdriveError(f"--draft {draft.draft} needs --draft-model: no head ships for this model")
-    return EagleChoice(load_head(folder, target, loaded.form, progress), folder, window, target.dtype)
+    return EagleChoice(load_head(folder, target, _form(options, device), progress), folder, window, target.dtype)
+
+
+def _form(options: EngineOptions, device: Device) -> Form:
+    """Of a draft network's weights: the target's, but whole where ranks divide the target."""
+    return form_for(options.model.precision, device.torch_device, device.team)
 
 
 def _head_folder(draft: DraftOptions, progress: Progress) -> Path | None:

@@ -32,7 +32,7 @@ from overdrive.draft.padded import PaddedDrafter, PaddedRoom
 from overdrive.draft.room import Room
 from overdrive.draft.vocabulary import check_same_vocabulary, vocabulary_of
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Progress
+from overdrive.model.assemble import Form, Progress
 from overdrive.model.transformer import Scored, Transformer
 from overdrive.model.weights import Loaded, load_as
 from overdrive.types import PageEntry
@@ -222,15 +222,15 @@ class SmallModelChoice:
         raise OverdriveError("a small model cannot draft on CUDA yet: give --draft ngram or a head with --draft eagle3")
 
 
-def load_small(model: str, target: Loaded, options: ModelOptions, progress: Progress) -> SmallModelChoice:
-    """The model named `model`, in the form that the target has by `options`.
+def load_small(model: str, target: Loaded, options: ModelOptions, form: Form, progress: Progress) -> SmallModelChoice:
+    """The model named `model`, in a form of the target's precision.
 
     Raises OverdriveError, one line, where it cannot be loaded and where its vocabulary is not the target's.
     """
     load_format: LoadFormat = "dummy" if options.load_format == "dummy" else "auto"
     own = ModelOptions(load_format=load_format, precision=options.precision, seed=options.seed)
     try:
-        loaded = load_as(model, own, target.form, progress)
+        loaded = load_as(model, own, form, progress)
     except OverdriveError as error:
         raise OverdriveError(f"--draft-model {model} cannot draft as a small model: {error}") from None
     check_same_vocabulary(vocabulary_of(target), vocabulary_of(loaded))

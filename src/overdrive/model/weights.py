@@ -31,15 +31,13 @@ class Loaded:
 
     config: of the whole model; `transformer.config` is of what this rank holds.
     max_model_len: most tokens of prompt and answer together; rotary tables reach a little further, for rows that run on
-    past an end not yet known. source: the folder or .gguf file where the tokenizer and chat template live. form: that
-    of its weights, for draft networks beside it.
+    past an end not yet known. source: the folder or .gguf file where the tokenizer and chat template live.
     """
 
     config: ModelConfig
     transformer: Transformer
     max_model_len: int
     source: Path
-    form: Form
 
 
 def load(
@@ -78,7 +76,7 @@ def load_as(model: str, options: ModelOptions, form: Form, progress: Progress, r
     if device.type == "cuda":
         give_back_spare(device)
     tokenizer_home = source if source.suffix != ".json" else source.parent
-    return Loaded(config, transformer, max_model_len, tokenizer_home, form)
+    return Loaded(config, transformer, max_model_len, tokenizer_home)
 
 
 def locate(model: str, options: ModelOptions, progress: Progress) -> Path:
