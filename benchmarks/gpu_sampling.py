@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from overdrive.device.batch import Batch
-from overdrive.device.cuda.logprobs import Scores, score
+from overdrive.device.cuda.logprobs import logprobs
 from overdrive.device.cuda.sampling import CudaSampler
 from overdrive.device.cuda.sampling_state import Rules, StaticSamplingState
 from overdrive.device.cuda.steps import StepRows, accept, flatten
@@ -93,8 +93,7 @@ def sampling_times(n: int, vocab: int, dtype: torch.dtype) -> dict[str, float]:
 
         times[name] = replayed_us(draw)
     for best in (0, 20):
-        scores = Scores(n, best, DEVICE)
-        times[f"logprobs {best}"] = replayed_us(lambda scores=scores: score(logits, out, scores))
+        times[f"logprobs {best}"] = replayed_us(lambda best=best: logprobs(logits, out, best))
     return times
 
 

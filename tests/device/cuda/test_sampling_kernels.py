@@ -58,7 +58,7 @@ def on(batch: Batch, device: str) -> Batch:
 
 def drawn(batch: Batch, rules: str, scratch: Scratch, ids: Tensor | None = None) -> Tensor:
     logits, layout, drafts, state, masks = batch
-    out = torch.full((len(logits),), -1, device=logits.device)
+    out = torch.full((len(logits), 2), -1, device=logits.device)[:, 1]  # a column, as drafts are drawn into
     sampling_kernels.draw(logits, layout, drafts, state, rules, ids, out, masks, scratch)  # type: ignore[arg-type]
     return out
 

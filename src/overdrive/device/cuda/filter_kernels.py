@@ -285,6 +285,7 @@ def settle(
         scratch.before,
         scratch.total,
         out,
+        out.stride(0),
         scratch.adjusted.stride(0),
         len(state.top_p),
         state.vocab_size,
@@ -297,7 +298,7 @@ def settle(
     )
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts", "step"])
 def _settle(
     ids,
     slots,
@@ -313,6 +314,7 @@ def _settle(
     before,
     total,
     out,
+    step,
     adjusted_line,
     n_slots,
     n_tokens,
@@ -348,7 +350,7 @@ def _settle(
             if has_k | has_p:
                 count, mass, _ = standing_before(line, 0, vocab_size, value, winner, top, BLOCK)
             kept = ((count < k) | (has_k == 0)) & ((mass < p * whole) | (count == 0) | (has_p == 0))
-    tl.store(out + row, token_of(ids, winner, winner >= 0, MAPPED).to(tl.int64))
+    tl.store(out + row * step, token_of(ids, winner, winner >= 0, MAPPED).to(tl.int64))
 
 
 @triton.jit

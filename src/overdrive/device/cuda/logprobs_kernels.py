@@ -1,4 +1,4 @@
-"""`logprobs.score` in Triton: parts of rows find their largest logits, their mass and who is ahead; rows join them.
+"""`logprobs.logprobs` in Triton: parts of rows find their largest logits, their mass and who is ahead; rows join them.
 
 A logit and its id are one int64 whose order is that of the ranking: the logit's bits above, in a form that keeps their
 order, and below them the id, from the highest down.
@@ -6,16 +6,16 @@ order, and below them the id, from the highest down.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from overdrive.device.cuda.score_kernels import clean
+from overdrive.device.logprobs import Logprobs
 
-if TYPE_CHECKING:
-    from overdrive.device.cuda.logprobs import Scores
+PARTS = 128
+"""Most parts of a row, each for one program."""
 
 BLOCK = 1024
 """Logits of a part, at least."""
@@ -24,49 +24,43 @@ NOTHING = tl.constexpr(-(2**63))
 """A key behind all keys."""
 
 
-def score(logits: Tensor, tokens: Tensor, scores: Scores) -> None:
-    """As `logprobs.score`. A part is one block where there are enough places for parts."""
+def logprobs(logits: Tensor, tokens: Tensor, n: int) -> Logprobs:
+    """As `logprobs.logprobs`."""
     rows, vocab_size = logits.shape
-    places = scores.tops.shape[1]
-    block = max(BLOCK, triton.next_power_of_2(triton.cdiv(vocab_size, places)))
+    n = min(n, vocab_size)
+    block = max(BLOCK, triton.next_power_of_2(triton.cdiv(vocab_size, PARTS)))
     parts = triton.cdiv(vocab_size, block)
-    found, n = scores.of(rows), scores.n
-    _parts[(rows, parts)](
-        logits,
-        tokens,
-        scores.tops,
-        scores.masses,
-        scores.ahead,
-        scores.keys,
-        logits.stride(0),
-        places,
-        vocab_size,
-        N=n,
-        BLOCK=block,
-    )
+
+    def blank(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=logits.device)
+
+    whole = torch.int64
+    found = Logprobs(blank(rows), blank(rows, kind=whole), blank(rows, n, kind=whole), blank(rows, n))
+    sums, keys = blank(3, rows, parts), blank(rows, parts, n, kind=whole)
+    _parts[(rows, parts)](logits, tokens, sums, keys, logits.stride(0), rows * parts, vocab_size, N=n, BLOCK=block)
     _join[(rows,)](
         logits,
         tokens,
-        scores.tops,
-        scores.masses,
-        scores.ahead,
-        scores.keys,
+        sums,
+        keys,
         found.chosen,
         found.ranks,
         found.top_ids,
         found.top,
         logits.stride(0),
-        places,
+        rows * parts,
         parts,
         N=n,
         PADDED=triton.next_power_of_2(parts),
         KEYS=triton.next_power_of_2(max(1, parts * n)),
         num_warps=8,
     )
+    return found
 
 
-@triton.jit
-def _parts(logits, tokens, tops, masses, ahead, keys, line, places, vocab_size, N: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["line_of_sums"])
+def _parts(logits, tokens, sums, keys, line, line_of_sums, vocab_size, N: tl.constexpr, BLOCK: tl.constexpr):
+    """sums: [3, rows, parts], a part's largest logit, its mass over that, and how many are ahead, exact in float32."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     inside = column < vocab_size
@@ -76,10 +70,10 @@ def _parts(logits, tokens, tops, masses, ahead, keys, line, places, vocab_size, 
     before = inside & ((x > its) | ((x == its) & (column < token)))
     x = tl.where(inside, x, float("-inf"))
     top = tl.max(x, 0)
-    at = row * places + part
-    tl.store(tops + at, top)
-    tl.store(masses + at, tl.sum(tl.exp(x - top), 0))
-    tl.store(ahead + at, tl.sum(before.to(tl.int32), 0))
+    at = row * tl.num_programs(1) + part
+    tl.store(sums + at, top)
+    tl.store(sums + line_of_sums + at, tl.sum(tl.exp(x - top), 0))
+    tl.store(sums + 2 * line_of_sums + at, tl.sum(before.to(tl.float32), 0))
     if N > 0:
         left = tl.where(inside, _key(x, column), NOTHING)
         for index in range(N):
@@ -96,42 +90,39 @@ def _key(x, column):
     return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["line_of_sums"])
 def _join(
     logits,
     tokens,
-    tops,
-    masses,
-    ahead,
+    sums,
     keys,
     chosen,
     ranks,
     top_ids,
     top_values,
     line,
-    places,
+    line_of_sums,
     parts,
     N: tl.constexpr,
     PADDED: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
-    at, real = row * places + part, part < parts
-    top_of = tl.load(tops + at, mask=real, other=float("-inf"))
+    at, real = sums + row * parts + part, part < parts
+    top_of = tl.load(at, mask=real, other=float("-inf"))
     top = tl.max(top_of, 0)
-    mass = tl.sum(tl.load(masses + at, mask=real, other=0.0) * tl.exp(top_of - top), 0)
+    mass = tl.sum(tl.load(at + line_of_sums, mask=real, other=0.0) * tl.exp(top_of - top), 0)
     norm = top + tl.log(mass)
     its = clean(tl.load(logits + row * line + tl.load(tokens + row)))
     tl.store(chosen + row, its - norm)
-    tl.store(ranks + row, tl.sum(tl.load(ahead + at, mask=real, other=0), 0).to(tl.int64) + 1)
+    tl.store(ranks + row, tl.sum(tl.load(at + 2 * line_of_sums, mask=real, other=0.0).to(tl.int64), 0) + 1)
     if N > 0:
         index = tl.arange(0, KEYS)
-        left = tl.load(keys + row * places * N + index, mask=index < parts * N, other=NOTHING)
+        left = tl.load(keys + row * parts * N + index, mask=index < parts * N, other=NOTHING)
         for best_of in range(N):
             best = tl.max(left, 0)
             bits = (best >> 32).to(tl.int32)
             value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-            there = best != NOTHING
-            tl.store(top_ids + row * N + best_of, tl.where(there, 0x7FFFFFFF - (best & 0x7FFFFFFF), 0))
-            tl.store(top_values + row * N + best_of, tl.where(there, value - norm, 0.0))
+            tl.store(top_ids + row * N + best_of, 0x7FFFFFFF - (best & 0x7FFFFFFF))
+            tl.store(top_values + row * N + best_of, value - norm)
             left = tl.where(left == best, NOTHING, left)

@@ -54,7 +54,7 @@ class CudaSampler:
         out: Tensor | None = None,
         masks: Masks | None = None,
     ) -> Tensor:
-        """One token for each logit row, [N] int64, written into `out` where it is given.
+        """One token for each logit row, [N] int64, written into `out` where it is given, which may be a column.
 
         logits: [N, V], rows contiguous, not changed. layout, drafts, masks: as for `overdrive.device.sampling.Sampler`.
         rules: at least what the slots of the rows that count need. ids: [V] int64, ascending, the target's id of each

@@ -96,6 +96,7 @@ def _draw_free(
         scratch.columns,
         ids if ids is not None else out,
         out,
+        out.stride(0),
         parts,
         PLACES=places,
         MAPPED=ids is not None,
@@ -154,11 +155,11 @@ def _best(
         tl.store(columns + row * PLACES + part, tl.min(tl.where(bests == top, best_columns, NOBODY), 0))
 
 
-@triton.jit(do_not_specialize=["parts"])
-def _winner(scores, columns, ids, out, parts, PLACES: tl.constexpr, MAPPED: tl.constexpr):
+@triton.jit(do_not_specialize=["parts", "step"])
+def _winner(scores, columns, ids, out, step, parts, PLACES: tl.constexpr, MAPPED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     winner = best_part(scores, columns, row, parts, PLACES)
-    tl.store(out + row, token_of(ids, winner, winner >= 0, MAPPED).to(tl.int64))
+    tl.store(out + row * step, token_of(ids, winner, winner >= 0, MAPPED).to(tl.int64))
 
 
 def _draw_full(
