@@ -102,7 +102,7 @@ class PaddingRunner(Runner):
         tokens = torch.nn.functional.pad(done.tokens, (0, 0, 0, spare))
         counts = torch.nn.functional.pad(done.counts, (0, spare))
         self.padded.absorb(rows, batch, taps, tokens, counts)
-        self.padded.extend(step)
+        self.padded.extend(step, batch, taps)
 
 
 def padded(batch: Batch, tokens: int, rows: int) -> Batch:

@@ -70,11 +70,12 @@ def world(seed: int, device: str, slots: int = 5, size: int = 4, width: int = 24
     for slot in range(slots):
         computed = rng.randrange(60, 110)
         state.computed[slot], state.lengths[slot] = computed, computed + 1
-        head.stops[slot] = computed + 1 - rng.choice([0, 1, 4, 16, 17, 40])
+        head.stops[slot] = computed + 1 - rng.choice([0, 1, 4, 16, 17, 22, 40])
         head.oldest[slot] = rng.choice([0, 0, computed - 3])
         if rng.random() < 0.5:
             head.gaps[slot] = torch.tensor(sorted(rng.sample(range(1, int(head.stops[slot]) + 1), 2)))
     head.ring.copy_(reals(*head.ring.shape))
+    head.before.copy_(reals(*head.before.shape))
     head.page_taps.copy_(reals(*head.page_taps.shape))
     head.marks.copy_(torch.randint(0, 2, head.marks.shape, generator=generator))
     picked = rng.sample(range(slots), rng.choice([1, 3, slots]))
@@ -108,20 +109,24 @@ def assert_equal(ours: object, theirs: object) -> None:
 
 
 def wanted(at: World, seed: int) -> steps.Wanted:
-    """A proposal's rows, or some of a pass's."""
+    """A proposal's rows, or some of a pass's, which may read from a step."""
     rng = random.Random(seed)
     slots = at.rows.slots
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         return steps.Wanted(slots, at.rows.drafts, newest=True, tokens=len(slots) * rng.choice([1, 2, 16]))
-    most = torch.tensor([rng.choice([0, 1, 7]) for _ in slots]) * (slots.cpu() < 5)
-    return steps.Wanted(slots, most.to(slots.device), newest=False, tokens=64)
+    most = torch.tensor([rng.choice([0, 1, 7, 24]) for _ in slots]) * (slots.cpu() < 5)
+    _, batch, taps, _ = fed(at, seed, spare=seed % 3)
+    rows = torch.arange(len(slots), device=slots.device) * (slots < 5)
+    source = steps.Fed(rows, batch, taps)
+    step = source if rng.random() < 0.7 else None
+    return steps.Wanted(slots, most.to(slots.device), newest=False, tokens=128, fed=step)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_pairs(device: str) -> None:
     from overdrive.draft.eagle3 import step_kernels
 
-    for seed in range(15 if device == "cpu" else 100):
+    for seed in range(10 if device == "cpu" else 100):
         ours, theirs = world(seed, device), world(seed, device)
         want, firsts = wanted(ours, seed), torch.ones(64, dtype=torch.int64, device=device)
         got = step_kernels.plan_pairs(ours.state, ours.head, want, firsts)
@@ -197,7 +202,7 @@ def test_keep(device: str) -> None:
         step_kernels.keep(ours.state, ours.head, rows, batch, taps, counts)
         steps.keep(theirs.state, theirs.head, rows, batch, taps, counts)
         for x in (ours.head, theirs.head):  # what nobody reads: the spare slot, the scratch page
-            x.ring[-1] = 0
+            x.ring[-1] = x.before[-1] = 0
             x.page_taps[0] = 0
         assert_equal(ours.head, theirs.head)
 

@@ -139,7 +139,8 @@ def _eagle(options: EngineOptions, loaded: Loaded, device: Device, progress: Pro
     """The head that is given or ships; None where neither is and "auto" leaves it open."""
     target = loaded.transformer
     draft = options.draft
-    window = max(draft.draft_window, least_window(options.scheduler.chunk))
+    # Padded steps are read as they are; elsewhere a chunk is read from what the window keeps of it.
+    window = max(draft.draft_window, least_window(options.scheduler.chunk)) if device.team else draft.draft_window
     if draft.draft_model == DUMMY:
         head = dummy_head(target, _form(options, device), options.model.seed, progress)
         return EagleChoice(head, Path(DUMMY), window, target.dtype)

@@ -107,9 +107,9 @@ class PaddedComposite:
         """The network keeps what it needs, whoever wrote the drafts."""
         self._network.absorb(rows, batch, taps, tokens, counts)
 
-    def extend(self, step: Step) -> None:
-        """The network reads what it has kept."""
-        self._network.extend(step)
+    def extend(self, step: Step, batch: Batch, taps: Tensor) -> None:
+        """The network reads prompts."""
+        self._network.extend(step, batch, taps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 from overdrive.types import Row, Step
 
-WIDTHS = (1, 2, 4, 8, 16)
-"""Most tokens that a proposal reads of a row. Who may lack more is read before it."""
+WIDTHS = (2, 4, 8, 16)
+"""Most tokens that a proposal reads of a row: after steps with 1, 3, 7 and 15 drafts. Who may lack more is read before
+it."""
 
 
 def feeds_prompt(row: Row) -> bool:
@@ -21,7 +22,7 @@ def feeds_prompt(row: Row) -> bool:
 
 
 class LagBounds:
-    """bounds[slot]: most tokens that a proposal must read of the slot, at most `window`.
+    """bounds[slot]: most tokens that a proposal must read of the slot. window: more than these can never be read.
 
     first: the lowest place that a network reads, 1 where place 0 stays empty.
     """
@@ -54,7 +55,11 @@ class LagBounds:
             self._bounds[slot] = 1
 
     def follow(self, step: Step) -> None:
-        """The step is launched: its proposal, if rows draft, has read what they lacked; every row grows."""
+        """The step is launched: its proposal, if rows draft, has read what they lacked; every row grows.
+
+        What is older than the window cannot be read any more, but for prompts, which are read from their step.
+        """
         for row in step.rows:
             lacked = 0 if row.drafts else self._bounds[row.slot]
-            self._bounds[row.slot] = min(lacked + row.known + row.drafts, self._window)
+            grown = lacked + row.known + row.drafts
+            self._bounds[row.slot] = grown if feeds_prompt(row) else min(grown, self._window)

@@ -2,8 +2,8 @@
 
 The host knows of each slot only how much a drafter may lack at most; what it truly lacks is worked out on the device.
 So a call is of one of two kinds. Those that take a `Step` run on the host, once for every step and in this order; they
-keep bounds and may launch work. Those that take tensors launch the same kernels on the same addresses whenever shapes
-and `width` are the same, and can be recorded.
+keep bounds and may launch work that is not recorded. Those that take tensors alone launch the same kernels on the same
+addresses whenever shapes and `width` are the same, and can be recorded.
 
     enter(step)        the device's page table still shows what the step's entries replace
     entered(step)      admissions and page entries have been entered
@@ -11,7 +11,7 @@ and `width` are the same, and can be recorded.
     width(step)        how many pairs or tokens a row's proposal must read at most     } which a row
     propose(...)                                                                       } drafts
     absorb(...)        after acceptance has moved the slots' lengths
-    extend(step)       last
+    extend(step, ...)  last
 """
 
 from __future__ import annotations
@@ -112,8 +112,11 @@ class PaddedDrafter(Protocol):
         """
         ...
 
-    def extend(self, step: Step) -> None:
-        """The step is absorbed: chunks of prompts are read, and bounds follow the step. Not recorded."""
+    def extend(self, step: Step, batch: Batch, taps: Tensor) -> None:
+        """The step is absorbed: chunks of prompts are read, and bounds follow the step. Not recorded.
+
+        batch, taps: as `absorb` was given them, rows in the order of the step's.
+        """
         ...
 
 
@@ -139,7 +142,7 @@ class KeepsNothing:
     def absorb(self, rows: DescribedRows, batch: Batch, taps: Tensor, tokens: Tensor, counts: Tensor) -> None:
         """Nothing to keep."""
 
-    def extend(self, step: Step) -> None:
+    def extend(self, step: Step, batch: Batch, taps: Tensor) -> None:
         """Nothing to read."""
 
 

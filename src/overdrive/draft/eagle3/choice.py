@@ -49,8 +49,8 @@ class EagleChoice:
         return (kv + self._width) * self.dtype.itemsize
 
     def slot_bytes(self) -> int:
-        """The ring of taps."""
-        return self.window * self._width * self.dtype.itemsize
+        """The ring of taps, and those of one position beside it."""
+        return (self.window + 1) * self._width * self.dtype.itemsize
 
     def open(self, room: Room) -> EagleDrafter:
         config, head, page_size = self.head.config, self.head, room.state.page_size

@@ -101,10 +101,8 @@ class EagleHead:
         token *after* each feature's position. places: [T] int64, that token's position, 1 or more.
         """
         ops, eps, config = self._ops, self.config.norm_eps, self.config
-        x = ops.empty(len(ids), 2 * config.hidden)
-        embedded, hidden = x.split(config.hidden, dim=1)
-        ops.rms_norm(ops.embed(ids, self._embedding), self._layers[0].input_norm, eps, embedded)
-        ops.rms_norm(features, self._norms.hidden, eps, hidden)
+        x = self._inputs(features, ids)
+        hidden = x.split(config.hidden, dim=1)[1]
         residual = ops.copy(hidden if config.norm_before_residual else features)  # the layers update it in place
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
             attended = self._attend(index, layer, x, places, attention)
@@ -112,14 +110,30 @@ class EagleHead:
             x = ops.add_rms_norm(residual, layer.down(ops.silu_mul(layer.gate_up(x))), next_norm, eps)
         return HeadHidden(x if config.norm_output else residual, x)
 
+    def keys_values(self, features: Tensor, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer stores of T pairs, each [T, Hkv, D]: all that a head of one layer keeps of them."""
+        return self._qkv(self._layers[0], self._inputs(features, ids), places)[1:]
+
+    def _inputs(self, features: Tensor, ids: Tensor) -> Tensor:
+        """What the first layer reads, [T, 2H]: the normed embedding and the normed feature, side by side."""
+        ops, eps, width = self._ops, self.config.norm_eps, self.config.hidden
+        x = ops.empty(len(ids), 2 * width)
+        embedded, hidden = x.split(width, dim=1)
+        ops.rms_norm(ops.embed(ids, self._embedding), self._layers[0].input_norm, eps, embedded)
+        ops.rms_norm(features, self._norms.hidden, eps, hidden)
+        return x
+
     def _attend(self, index: int, layer: Layer, x: Tensor, places: Tensor, attention: Attention) -> Tensor:
         """The attention block of one layer: [T, 2H] in the first one, else [T, H] -> [T, H]."""
-        config = self.config
-        heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(x).view(-1, heads + 2 * kv_heads, config.head_dim)
+        return layer.output(attention(index, *self._qkv(layer, x, places)))
+
+    def _qkv(self, layer: Layer, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] of a layer, rotated: views of one product."""
+        heads, kv_heads = self.config.heads, self.config.kv_heads
+        qkv = layer.qkv(x).view(-1, heads + 2 * kv_heads, self.config.head_dim)
         q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         self._ops.rope(q, k, places, self._cos, self._sin)
-        return layer.output(attention(index, q, k, v))
+        return q, k, v
 
     def score(self, batch: Batch, features: Tensor, attention: Attention) -> HeadScored:
         """`forward` over the batch's pairs, whose positions are their places, and what follows the wanted ones."""

@@ -7,7 +7,7 @@ Source: Li et al. 2025, EAGLE-3; the catch-up is this project's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import numpy as np
@@ -16,18 +16,19 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
+from overdrive.device.cuda.store import store
 from overdrive.device.sampling import Layout
 from overdrive.draft.batches import passes
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
 from overdrive.draft.eagle3.slots import FIRST, HeadSlots
-from overdrive.draft.eagle3.steps import Pairs, Wanted, begin, take_along
+from overdrive.draft.eagle3.steps import Fed, Pairs, Wanted, begin, take_along
 from overdrive.draft.exchanges import PageMirror, rounds
 from overdrive.draft.lags import WIDTHS, LagBounds, feeds_prompt
 from overdrive.draft.padded import DescribedRows, PaddedDrafts, PaddedRoom
 from overdrive.draft.uploads import upload
 from overdrive.types import MAX_DRAFTS, Step
 
-PASS_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
+PASS_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 """Pairs of passes outside of proposals; no pass is larger than the last."""
 
 
@@ -73,7 +74,7 @@ class PaddedEagleDrafter:
 
     def catch_up(self, step: Step) -> None:
         """Read all but the newest pair of rows that draft and may lack more than a proposal reads."""
-        self._read(self._lags.beyond(step))
+        self._read(self._lags.beyond(step), None)
 
     def width(self, step: Step) -> int:
         """Pairs of each row that the proposal must have room for."""
@@ -125,28 +126,44 @@ class PaddedEagleDrafter:
         """Keep the taps of what stands."""
         self._steps.keep(self._state, self._slots, rows, batch, taps, counts)
 
-    def extend(self, step: Step) -> None:
+    def extend(self, step: Step, batch: Batch, taps: Tensor) -> None:
         """Read all pairs of prompt chunks whose places have pages for certain, which leaves the newest to a proposal.
 
         In steps without drafts too: the taps of a prompt are gone once it is longer than the ring, and everyone who
-        shares its pages later would do without it.
+        shares its pages later would do without it. They are read from the step itself, which may be longer too.
         """
         self._lags.follow(step)
-        self._read([row.slot for row in step.rows if feeds_prompt(row)])
+        rows = [index for index, row in enumerate(step.rows) if feeds_prompt(row)]
+        self._read([step.rows[row].slot for row in rows], lambda chosen: Fed(chosen, batch, taps), rows)
 
-    def _read(self, slots: Sequence[int]) -> None:
-        """Read all but the newest pair of these slots, as many as each may lack, in passes of padded sizes."""
+    def _read(self, slots: Sequence[int], fed: Callable[[Tensor], Fed] | None, rows: Sequence[int] = ()) -> None:
+        """Read all but the newest pair of these slots, as many as each may lack, in passes of padded sizes.
+
+        fed, rows: the step that is to be read from, given its rows on the device, and the row of each slot in it.
+        """
         most = np.array([self._lags[slot] for slot in slots], np.int64)
-        for rows, counts in passes(most, PASS_TOKENS[-1]):
-            self._pass([slots[row] for row in rows], counts.tolist())
+        for chosen, counts in passes(most, PASS_TOKENS[-1]):
+            padding = [0] * ((1 << (len(chosen) - 1).bit_length()) - len(chosen))
+            table = upload(
+                [
+                    [slots[i] for i in chosen] + [self._room.slots for _ in padding],
+                    counts.tolist() + padding,
+                    [rows[i] if fed else 0 for i in chosen] + padding,
+                ],
+                self._room.device,
+            )
+            tokens = next(size for size in PASS_TOKENS if size >= counts.sum())
+            self._pass(Wanted(table[0], table[1], newest=False, tokens=tokens, fed=fed(table[2]) if fed else None))
         self._lags.read(slots)
 
-    def _pass(self, slots: list[int], counts: list[int]) -> None:
-        tokens = next(size for size in PASS_TOKENS if size >= sum(counts))
-        padding = (1 << (len(slots) - 1).bit_length()) - len(slots)
-        table = upload([slots + [self._room.slots] * padding, counts + [0] * padding], self._room.device)
-        wanted = Wanted(table[0], table[1], newest=False, tokens=tokens)
+    def _pass(self, wanted: Wanted) -> None:
+        """Read pairs for what the head stores of them alone."""
         batch, taps, _ = self._steps.plan_pairs(self._state, self._slots, wanted, self._firsts)
-        attention = self._room.attend(self._kv, self._head.config, batch, WIDTHS[-1], True)
-        self._head.forward(self._head.fuse(taps), batch.ids, batch.positions, attention)
+        head, features = self._head, self._head.fuse(taps)
+        if self._slots.one_layer:
+            k, v = head.keys_values(features, batch.ids, batch.positions)
+            store(k, v, self._kv.k_pages[0], self._kv.v_pages[0], batch.writes, batch.offsets)
+        else:
+            attention = self._room.attend(self._kv, head.config, batch, WIDTHS[-1], True)
+            head.forward(features, batch.ids, batch.positions, attention)
         self._steps.note_pairs(self._state, self._slots, wanted)

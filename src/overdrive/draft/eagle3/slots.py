@@ -23,6 +23,7 @@ class HeadSlots:
 
     stops: [S] int64, the place of the next pair to read. gaps: [S, 2] int64, as `Batch.gaps`, never behind the stop.
     ring: [S, window, W], taps of position p at p % window, of the newest positions from `oldest` [S] int64 on.
+    before: [S, W], taps of the position before the newest step, where that filled the whole ring.
     page_taps: [n_pages, W], of each page's last position. marks: [n_pages] uint8, 1 where the head's part of the whole
     page stands. one_layer: what is stored of a pair then depends on the text up to the pair alone, not on what the head
     has in view.
@@ -32,6 +33,7 @@ class HeadSlots:
     gaps: Tensor
     oldest: Tensor
     ring: Tensor
+    before: Tensor
     page_taps: Tensor
     marks: Tensor
     one_layer: bool
@@ -51,6 +53,7 @@ class HeadSlots:
             gaps=integers(slots, 2),
             oldest=integers(slots),
             ring=torch.zeros((slots, window, width), dtype=dtype, device=device),
+            before=torch.zeros((slots, width), dtype=dtype, device=device),
             page_taps=torch.zeros((n_pages, width), dtype=dtype, device=device),
             marks=torch.zeros(n_pages, dtype=torch.uint8, device=device),
             one_layer=one_layer,

@@ -20,8 +20,7 @@ from overdrive.draft.padded import DescribedRows, PaddedDrafts
 FEW = 64
 """Tokens up to which a program moves a small part of a token's taps, so that there are enough programs."""
 
-_ROWS = ["slots", "most", "known", "counts", "caps", "tokens", "offsets", "of_row", "positions", "writes"]
-_SLOTS = ["computed", "lengths", "stops", "oldest", "gaps"]
+_SLOTS = ["slots", "most", "computed", "stops", "oldest", "gaps", "fed_rows", "fed_offsets", "fed_positions"]
 
 
 def _part(tokens: int, width: int) -> int:
@@ -41,6 +40,7 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
     taps = torch.empty((tokens, width), dtype=head.ring.dtype, device=device)
     part = _part(tokens, width)
     parts = triton.cdiv(width, part)
+    fed_taps = wanted.fed.taps if wanted.fed else taps
     _plan_pairs[(tokens + n_rows, parts)](
         wanted.slots,
         wanted.most,
@@ -49,9 +49,13 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
         head.stops,
         head.oldest,
         head.gaps,
+        *_fed(wanted),
+        fed_taps,
+        fed_taps.stride(0),
         state.history,
         state.page_table,
         head.ring,
+        head.before,
         by_token,
         by_row,
         table,
@@ -63,6 +67,7 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
         state.history.shape[1],
         columns,
         NEWEST=wanted.newest,
+        FED=wanted.fed is not None,
         SIZE=state.page_size,
         WIDTH=width,
         PART=part,
@@ -74,6 +79,13 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
     return Pairs(batch, taps, next_positions)
 
 
+def _fed(wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, offsets and positions of the step behind a pass; any tensors where there is none."""
+    if wanted.fed is None:
+        return wanted.slots, wanted.slots, wanted.slots
+    return wanted.fed.rows, wanted.fed.batch.offsets, wanted.fed.batch.positions
+
+
 def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted) -> None:
     """As `steps.note_pairs`: a program for each row."""
     _note_pairs[(len(wanted.slots),)](
@@ -83,12 +95,14 @@ def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted) -> None:
         head.stops,
         head.oldest,
         head.gaps,
+        *_fed(wanted),
         state.page_table,
         head.marks,
         wanted.width,
         head.window,
         state.page_table.shape[1],
         NEWEST=wanted.newest,
+        FED=wanted.fed is not None,
         SIZE=state.page_size,
         ONE_LAYER=head.one_layer,
         num_warps=1,
@@ -138,6 +152,7 @@ def keep(state: SlotState, head: HeadSlots, rows: DescribedRows, batch: Batch, t
         batch.writes,
         taps,
         head.ring,
+        head.before,
         head.page_taps,
         head.marks,
         len(rows.slots),
@@ -151,15 +166,24 @@ def keep(state: SlotState, head: HeadSlots, rows: DescribedRows, batch: Batch, t
 
 
 @triton.jit
-def _extent(row, live, slots, most, computed, stops, oldest, gaps, width, window, NEWEST: tl.constexpr):
-    """`steps.extent` of rows, any shape: slots, begins, counts, and both ends of gaps."""
+def _extent(
+    row, live, slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, width, window,
+    NEWEST: tl.constexpr, FED: tl.constexpr,
+):  # fmt: skip
+    """`steps.extent` of rows, any shape: slots, begins, counts, both ends of gaps; the step's first token and position
+    of each row, 0 where there is no step."""
     slot = tl.load(slots + row, mask=live, other=0)
     goal = tl.load(computed + slot, mask=live, other=0)
     stop = tl.load(stops + slot, mask=live, other=0)
     asked = tl.load(most + row, mask=live, other=0)
     gap = tl.load(gaps + 2 * slot, mask=live, other=0)
     gap_end = tl.load(gaps + 2 * slot + 1, mask=live, other=0)
-    kept = tl.maximum(tl.load(oldest + slot, mask=live, other=0), goal - window) + 1
+    first, since, kept = slot * 0, slot * 0, goal - window
+    if FED:
+        first = tl.load(fed_offsets + tl.load(fed_rows + row, mask=live, other=0), mask=live, other=0)
+        since = tl.load(fed_positions + first, mask=live, other=0)
+        kept = tl.minimum(kept, since - 1)
+    kept = tl.maximum(tl.load(oldest + slot, mask=live, other=0), kept) + 1
     lost = stop < kept
     gap = tl.where(lost & (gap_end == 0), stop, gap)
     gap_end = tl.where(lost, kept, gap_end)
@@ -167,18 +191,18 @@ def _extent(row, live, slots, most, computed, stops, oldest, gaps, width, window
     if NEWEST:
         asked = tl.where(asked > 0, asked * 0 + width, 0)
         goal += 1
-    return slot, begin, tl.minimum(tl.maximum(goal - begin, 0), asked), gap, gap_end
+    return slot, begin, tl.minimum(tl.maximum(goal - begin, 0), asked), gap, gap_end, first, since
 
 
 @triton.jit(
     do_not_specialize=["n_rows", "n_tokens", "width"],
-    do_not_specialize_on_alignment=[*_ROWS, *_SLOTS, "by_token", "by_row"],
+    do_not_specialize_on_alignment=[*_SLOTS, "lengths", "by_token", "by_row"],
 )
 def _plan_pairs(
-    slots, most, computed, lengths, stops, oldest, gaps, history, page_table, ring, by_token, by_row, table, taps,
-    n_rows, n_tokens, width, window, history_stride, columns,
-    NEWEST: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
+    slots, most, computed, lengths, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, fed_taps, fed_stride,
+    history, page_table, ring, before, by_token, by_row, table, taps,
+    n_rows, n_tokens, width, window, history_stride, columns, NEWEST: tl.constexpr, FED: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """by_token: [4, T] ids, positions, rows, writes. by_row: offsets [R + 1], last pairs, next positions, gaps."""
     token, part = tl.program_id(0), tl.program_id(1)
@@ -192,9 +216,10 @@ def _plan_pairs(
         return
     rows = tl.arange(0, ROWS)
     live = rows < n_rows
-    slot, begin, count, gap, gap_end = _extent(
-        rows, live, slots, most, computed, stops, oldest, gaps, width, window, NEWEST
-    )
+    slot, begin, count, gap, gap_end, first, since = _extent(
+        rows, live, slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, width, window,
+        NEWEST, FED,
+    )  # fmt: skip
     ends = tl.cumsum(count, 0)
     row = tl.minimum(tl.sum((live & (ends <= token)).to(tl.int32), 0), n_rows - 1)
     mine = rows == row
@@ -219,19 +244,25 @@ def _plan_pairs(
     column = part * PART + tl.arange(0, PART)
     if stands:
         source = ring + (mine_slot * window + (place - 1) % window) * WIDTH
+        if FED:
+            ahead = place - 1 - tl.sum(tl.where(mine, since, 0), 0)
+            filled = tl.load(computed + mine_slot) - place + 1 + ahead >= window
+            own = fed_taps + (tl.sum(tl.where(mine, first, 0), 0) + ahead) * fed_stride
+            source = tl.where((ahead == -1) & filled, before + mine_slot * WIDTH, tl.where(ahead >= 0, own, source))
         values = tl.load(source + column, mask=column < WIDTH)
         tl.store(taps + token.to(tl.int64) * WIDTH + column, values, mask=column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=[*_ROWS[:2], *_SLOTS[:1], *_SLOTS[2:]])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=_SLOTS)
 def _note_pairs(
-    slots, most, computed, stops, oldest, gaps, page_table, marks, width, window, columns,
-    NEWEST: tl.constexpr, SIZE: tl.constexpr, ONE_LAYER: tl.constexpr,
+    slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, page_table, marks, width, window,
+    columns, NEWEST: tl.constexpr, FED: tl.constexpr, SIZE: tl.constexpr, ONE_LAYER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    slot, begin, count, gap, gap_end = _extent(
-        row, row >= 0, slots, most, computed, stops, oldest, gaps, width, window, NEWEST
-    )
+    slot, begin, count, gap, gap_end, _, _ = _extent(
+        row, row >= 0, slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, width, window,
+        NEWEST, FED,
+    )  # fmt: skip
     if count > 0:
         stop = begin + count
         tl.store(stops + slot, stop)
@@ -272,7 +303,7 @@ def _plan_drafts(
     do_not_specialize_on_alignment=["slots", "known", "counts", "offsets", "of_row", "positions", "writes"],
 )
 def _keep(
-    slots, known, counts, offsets, of_row, positions, writes, taps, ring, page_taps, marks,
+    slots, known, counts, offsets, of_row, positions, writes, taps, ring, before, page_taps, marks,
     n_rows, taps_stride, window, SIZE: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     token, part = tl.program_id(0), tl.program_id(1)
@@ -285,7 +316,11 @@ def _keep(
         column = part * PART + tl.arange(0, PART)
         values = tl.load(taps + token.to(tl.int64) * taps_stride + column, mask=column < WIDTH)
         if within >= stand - window:
-            to = ring + (tl.load(slots + row) * window + position % window) * WIDTH
+            slot = tl.load(slots + row)
+            to = ring + (slot * window + position % window) * WIDTH
+            if (stand >= window) & ((within + 1) % window == 0):
+                lost = tl.load(to + column, mask=column < WIDTH)
+                tl.store(before + slot * WIDTH + column, lost, mask=column < WIDTH)
             tl.store(to + column, values, mask=column < WIDTH)
         if at == SIZE - 1:
             tl.store(page_taps + page * WIDTH + column, values, mask=column < WIDTH)

@@ -26,18 +26,29 @@ from overdrive.draft.eagle3.slots import FIRST, HeadSlots
 from overdrive.draft.padded import DescribedRows, PaddedDrafts
 
 
+class Fed(NamedTuple):
+    """The newest step of some slots, whose taps are still there. rows: [R] int64, of the step, in which each fed known
+    tokens alone. batch, taps: as for `PaddedDrafter.absorb`."""
+
+    rows: Tensor
+    batch: Batch
+    taps: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """How much each of R rows reads in one pass; slots and most: [R] int64.
 
     newest: a row of which `most` is not 0 wants drafts, and reads all up to the pair of its newest token, which is no
     more than `width`. Otherwise a row reads at most `most` pairs, up to the one before that. tokens: T, of the pass.
+    fed: a step that may be longer than the ring.
     """
 
     slots: Tensor
     most: Tensor
     newest: bool
     tokens: int
+    fed: Fed | None = None
 
     @property
     def width(self) -> int:
@@ -65,12 +76,15 @@ class Extent(NamedTuple):
 
 
 def extent(state: SlotState, head: HeadSlots, wanted: Wanted) -> Extent:
-    """Which pairs rows read. What the ring no longer has of a row becomes part of its gap.
+    """Which pairs rows read. What there are no taps of any more becomes part of the row's gap.
 
-    Pair p at place p + 1 needs the taps of position p, of which the ring has those from `kept` on.
+    Pair p at place p + 1 needs the taps of position p; `kept` is the first place that has its own.
     """
     computed, stops = state.computed[wanted.slots], head.stops[wanted.slots]
-    kept = torch.maximum(head.oldest[wanted.slots], computed - head.window) + 1
+    kept = computed - head.window
+    if wanted.fed is not None:
+        kept = torch.minimum(kept, fed_from(wanted.fed) - 1)
+    kept = torch.maximum(head.oldest[wanted.slots], kept) + 1
     begins = torch.maximum(stops, kept)
     gaps, lost = head.gaps[wanted.slots], stops < kept
     gap = torch.where(gaps[:, 1] > 0, gaps[:, 0], stops)
@@ -78,6 +92,11 @@ def extent(state: SlotState, head: HeadSlots, wanted: Wanted) -> Extent:
     most = (wanted.most > 0) * wanted.width if wanted.newest else wanted.most
     counts = torch.minimum((computed + int(wanted.newest) - begins).clamp(min=0), most)
     return Extent(begins, counts, gaps)
+
+
+def fed_from(fed: Fed) -> Tensor:
+    """The first position that each row fed, [R]."""
+    return fed.batch.positions[fed.batch.offsets[fed.rows]]
 
 
 def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor) -> Pairs:
@@ -101,7 +120,23 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
         wanted=(offsets[1:] - 1).clamp(min=0),
     )
     taps = head.ring[of_slot, (places - 1) % head.window]
+    if wanted.fed is not None:
+        taps = _fed_taps(state, head, wanted.fed, batch, of_slot, taps)
     return Pairs(batch, taps, state.lengths[slots])
+
+
+def _fed_taps(state: SlotState, head: HeadSlots, fed: Fed, batch: Batch, slots: Tensor, ring: Tensor) -> Tensor:
+    """Taps of the batch's pairs, [T, W]: the step's own where it fed them, else those before it.
+
+    ring: what the ring has in their places, after the step. slots: of the batch's tokens.
+    """
+    since = fed_from(fed)[batch.rows]
+    ahead = batch.positions - 1 - since  # index of the position in the step, -1 for the one before it
+    token = fed.batch.offsets[fed.rows[batch.rows]] + ahead.clamp(min=0)
+    own = fed.taps[token.clamp(max=len(fed.taps) - 1)]
+    filled = (state.computed[slots] - since >= head.window) & (ahead == -1)
+    older = torch.where(filled.unsqueeze(1), head.before[slots], ring)
+    return torch.where((ahead >= 0).unsqueeze(1), own, older)
 
 
 def flat_places(state: SlotState, slots: Tensor, places: Tensor) -> Tensor:
@@ -147,6 +182,7 @@ def keep(state: SlotState, head: HeadSlots, rows: DescribedRows, batch: Batch, t
     """Take the taps of the positions that stand: the newest `window` of each row into the ring, those of each page's
     last position beside the page. A page whose first position is fed anew holds nothing of the head's yet.
 
+    The next pair to read may be that of the position before the step, so its taps are saved where they would be lost.
     batch, taps, counts: as for `PaddedDrafter.absorb`.
     """
     size = state.page_size
@@ -156,11 +192,14 @@ def keep(state: SlotState, head: HeadSlots, rows: DescribedRows, batch: Batch, t
     stands = (token < batch.offsets[-1]) & (within < stand[batch.rows])
     kept = stands & (within >= stand[batch.rows] - head.window)
     spare = len(head.stops) - 1
-    head.ring[torch.where(kept, rows.slots[batch.rows], spare), batch.positions % head.window] = taps
+    slots, turn = torch.where(kept, rows.slots[batch.rows], spare), batch.positions % head.window
+    # Of a step that fills the ring one token comes to stand where the position before the step does.
+    over = kept & (stand[batch.rows] >= head.window) & ((within + 1) % head.window == 0)
+    head.before[torch.where(over, slots, spare)] = head.ring[slots, turn]
+    head.ring[slots, turn] = taps
     pages, at = batch.writes // size, batch.positions % size
     head.page_taps[torch.where(stands & (at == size - 1), pages, 0)] = taps
-    anew = stands & (at == 0)
-    head.marks.scatter_reduce_(0, pages, (~anew).to(torch.uint8), "amin")
+    head.marks.scatter_reduce_(0, pages, (~stands | (at > 0)).to(torch.uint8), "amin")
 
 
 def begin(state: SlotState, head: HeadSlots, slots: Tensor, computed: Tensor) -> None:
