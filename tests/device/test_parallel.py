@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from overdrive import LLM
 from overdrive.device.parallel.followers import Followers
 from overdrive.device.parallel.gloo import GlooRanks
-from overdrive.device.parallel.link import for_followers
+from overdrive.device.parallel.link import Run, encode, for_followers
 from overdrive.errors import OverdriveError
 from overdrive.types import Admission, PageEntry, Plan, Row, SamplingParams, Step, Why
 from tests.llm.conftest import open_tiny, write_tiny
@@ -64,10 +65,11 @@ def test_a_rank_that_is_left_alone_is_told_so() -> None:
 def test_followers_get_all_of_a_step_but_how_to_draw() -> None:
     """Whatever seed a caller gives, the step fits the link."""
     row = Row("r", 2, 5, 3, True, 40, prompt_logprobs=2)
-    admission = Admission("r", 2, (1, 2, 3, 4, 5), 5, 0, SamplingParams(max_tokens=9, seed=1 << 90))
+    admission = Admission("r", 2, (1, 2, 3, 4, 5), 5, 0, SamplingParams(max_tokens=9, top_k=3, seed=(1 << 90) + 5))
     step = Step(7, (row,), Plan(3, Why("fixed")), (admission,), (PageEntry(2, 0, (4, 5)),))
     told = for_followers(step)
-    assert told.admissions[0].params.seed == 0
+    assert msgspec.msgpack.decode(encode(Run(told)), type=Run).step == told
+    assert told.admissions[0].params == SamplingParams(max_tokens=1, seed=5)
     assert (told.rows, told.page_entries, told.plan) == (step.rows, step.page_entries, step.plan)
     assert told.admissions[0].tokens == admission.tokens
 

@@ -24,7 +24,7 @@ import msgspec
 import zmq
 
 from overdrive.config import EngineOptions
-from overdrive.types import SamplingParams, Step
+from overdrive.types import Admission, SamplingParams, Step
 
 LINGER_MS = 1000  # how long a closing end may still deliver what it has sent
 
@@ -84,14 +84,17 @@ ToFollower = Start | Open | Run | End
 FromFollower = Hello | Loading | Loaded | Ready | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()
-_NO_RULES = SamplingParams(max_tokens=1)
 
 
 def for_followers(step: Step) -> Step:
-    """The step without what only the rank that draws needs: small, and free of numbers too large for the link."""
+    """The step without the rules by which only the leader draws. Seeds stay, as far as anybody reads them: 64 bits."""
     if not step.admissions:
         return step
-    return replace(step, admissions=tuple(replace(a, params=_NO_RULES) for a in step.admissions))
+
+    def unruled(admission: Admission) -> Admission:
+        return replace(admission, params=SamplingParams(max_tokens=1, seed=admission.params.seed % (1 << 64)))
+
+    return replace(step, admissions=tuple(map(unruled, step.admissions)))
 
 
 def encode(message: ToFollower) -> bytes:

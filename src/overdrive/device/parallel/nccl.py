@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
     "NCCL_SOCKET_IFNAME": "lo",  # ranks are processes of one host: nothing listens to the network
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a rank that is gone ends what waits for it, not this process
 }
 """What every process of a group must have in its environment before it first touches CUDA."""
 
