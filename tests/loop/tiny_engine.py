@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -47,46 +48,60 @@ def device() -> CpuDevice:
     return CpuDevice(Team(1), 0, torch.device("cpu"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How much of everything a bench has."""
+
+    n_pages: int = 200
+    page_size: int = 4
+    max_rows: int = 5
+    chunk: int = 16
+    max_step_tokens: int = 64
+    lookahead: int = 1
+    cached: bool = True
+    max_model_len: int = MAX_MODEL_LEN
+
+    def limits(self) -> Limits:
+        return Limits(
+            max_rows=self.max_rows,
+            max_step_tokens=self.max_step_tokens,
+            chunk=self.chunk,
+            max_queue=100,
+            max_model_len=self.max_model_len,
+            page_size=self.page_size,
+        )
+
+
 def tiny_bench(
     stream: Stream,
     controller: Controller,
     make_drafter,
     *,
-    n_pages: int = 200,
-    page_size: int = 4,
-    max_rows: int = 5,
-    chunk: int = 16,
-    max_step_tokens: int = 64,
-    lookahead: int = 1,
-    cached: bool = True,
-    max_model_len: int = MAX_MODEL_LEN,
     model: Transformer | None = None,
     ranks: Ranks = ALONE,
     lead: Callable[[Runner], LoopRunner] = lambda runner: runner,
+    **bounds,
 ) -> Bench:
     """make_drafter: of a Room. model: `tiny()` by default. lead: makes the runner one that others follow.
 
-    Everything else is the engine's own.
+    bounds: of `Bounds`. Everything else is the engine's own.
     """
-    model = model or tiny()
-    pool = PagePool(n_pages)
-    limits = Limits(
-        max_rows=max_rows,
-        max_step_tokens=max_step_tokens,
-        chunk=chunk,
-        max_queue=100,
-        max_model_len=max_model_len,
-        page_size=page_size,
-    )
-    scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if cached else None)
-    state = SlotState(max_rows, max_model_len, page_size)
-    kv = PagedKV.allocate(model.config, n_pages, page_size, model.dtype)
-    sampling, sampler = SamplingState(max_rows, VOCAB, model.dtype), device().sampler(VOCAB, model.dtype)
-    drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, n_pages))
+    model, given = model or tiny(), Bounds(**bounds)
+    state = SlotState(given.max_rows, given.max_model_len, given.page_size)
+    kv = PagedKV.allocate(model.config, given.n_pages, given.page_size, model.dtype)
+    sampling, sampler = SamplingState(given.max_rows, VOCAB, model.dtype), device().sampler(VOCAB, model.dtype)
+    drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, given.n_pages))
     forward = device().forward(model, kv, drafter.taps)
     runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, ranks=ranks)
-    committer = Committer(scheduler, DraftCounts(drafter.sources, 16))
-    return Bench(scheduler, runner, committer, Loop(scheduler, controller, lead(runner), committer, lookahead))
+    return around(given, controller, drafter.sources, lead(runner))
+
+
+def around(given: Bounds, controller: Controller, sources: Sequence[str], runner: LoopRunner) -> Bench:
+    """Scheduler, commit and loop around a runner. sources: of its drafts."""
+    pool = PagePool(given.n_pages)
+    scheduler = Scheduler(given.limits(), pool, PrefixCache(pool, given.page_size) if given.cached else None)
+    committer = Committer(scheduler, DraftCounts(sources, 16))
+    return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, given.lookahead))
 
 
 @torch.inference_mode()

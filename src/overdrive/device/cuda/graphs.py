@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class Graphs(Protocol):

@@ -1,0 +1,144 @@
+"""A CUDA device as the engine asks for one: its stream, its memory, and the runner of padded steps.
+
+The same padded steps run on a CPU too, without graphs and by the torch form of every kernel: that is how they are
+compared with the CPU's own runner where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from overdrive.config import EngineOptions
+from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
+from overdrive.device.base import Parts, Progress, impose
+from overdrive.device.batch import Batch
+from overdrive.device.cuda.attention import CudaAttention, SplitSpace
+from overdrive.device.cuda.buffers import Sizes, StepBuffers
+from overdrive.device.cuda.graphs import CudaGraphs, NoGraphs
+from overdrive.device.cuda.launches import Launches
+from overdrive.device.cuda.memory import check_device, free_bytes
+from overdrive.device.cuda.runner import CudaRunner
+from overdrive.device.cuda.sampling import CudaSampler
+from overdrive.device.cuda.sampling_state import StaticSamplingState
+from overdrive.device.cuda.shapes import Extent, reachable
+from overdrive.device.cuda.stream import CudaStream
+from overdrive.device.cuda.timing import CudaLaps, NoLaps
+from overdrive.device.sampling import Layout
+from overdrive.device.state import SlotState
+from overdrive.device.stream import InlineStream, Stream
+from overdrive.draft.padded import PaddedRoom
+from overdrive.machine import available_bytes
+from overdrive.model.transformer import Attention, Transformer
+from overdrive.types import MAX_DRAFTS
+
+ROWS, STEP_TOKENS, CHUNK = 256, 2048, 2048
+
+GRAPH_BYTES = 2 << 30
+"""Memory for what the driver keeps of recorded graphs and of libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A GPU; with a CPU as `torch_device`, its stand-in for tests."""
+
+    torch_device: torch.device
+    lookahead: int = 1
+
+    team = None
+    threads = 1
+    kv_share = 1.0
+
+    def resolve(self, options: EngineOptions) -> EngineOptions:
+        """`options` with this device's own number wherever they leave one open."""
+        given = options.scheduler
+        rows = given.max_rows or ROWS
+        tokens = given.max_step_tokens or max(STEP_TOKENS, rows)
+        chunk = given.chunk or min(CHUNK, tokens)
+        return replace(options, scheduler=replace(given, max_rows=rows, max_step_tokens=tokens, chunk=chunk))
+
+    def free_bytes(self, options: EngineOptions, model: Transformer) -> int:
+        """What the options let this process take of the device, less what a step itself will need."""
+        if self.torch_device.type != "cuda":
+            return available_bytes()
+        _, total = torch.cuda.mem_get_info(self.torch_device)
+        unused = int((1 - options.memory.device_share) * total)
+        return free_bytes(self.torch_device) - unused - step_bytes(options, model)
+
+    def open_stream(self) -> Stream:
+        """The stream that all launches of an engine go to."""
+        return CudaStream(self.torch_device) if self.torch_device.type == "cuda" else InlineStream()
+
+    def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> CudaRunner:
+        """Slots, pages, sampler and drafter around a model; its steps recorded where the options say so."""
+        runner = self.assemble(parts, stream)
+        if isinstance(stream, CudaStream) and parts.options.device.graphs:
+            limits = parts.limits
+            shapes = reachable(limits.max_rows, limits.max_step_tokens, (parts.drafts,))
+            progress("graphs", 0, len(shapes))
+            runner.capture(shapes, lambda done: progress("graphs", done, len(shapes)))
+        return runner
+
+    def assemble(self, parts: Parts, stream: Stream) -> CudaRunner:
+        """The runner, with nothing recorded; graphs and device times only on a stream of the device."""
+        model, limits, device, config = parts.model, parts.limits, self.torch_device, parts.model.config
+        slots = limits.max_rows + 1  # the last one is that of padding rows
+        extent = Extent.of(limits.max_rows, limits.max_step_tokens, parts.drafts)
+        kv = PagedKV.allocate(config, parts.n_pages, limits.page_size, model.dtype, device)
+        state = SlotState(slots, limits.max_model_len, limits.page_size, device)
+        sampling = StaticSamplingState(slots, config.vocab, _scores_dtype(model.dtype), device)
+        sampler = CudaSampler(extent.rows * extent.queries, config.vocab, device)
+        attend = Attending()
+
+        def draw(logits: Tensor, layout: Layout, drafts: Tensor, ids: Tensor, out: Tensor) -> None:
+            sampler.draw(logits, layout, drafts, sampling, "noisy", ids, out)
+
+        drafter = parts.choice.open_padded(PaddedRoom(device, state, sampling, parts.n_pages, draw, attend))
+        imposed = impose(parts.options.draft.simulate_acceptance, sampling, extent.queries - 1)
+        launches = Launches(model, partial(attend, kv, config), state, sampling, sampler, drafter, imposed)
+        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, len(drafter.taps) * config.hidden)
+        buffers = StepBuffers(sizes, model.dtype, device)
+        if not isinstance(stream, CudaStream):
+            return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps)
+        return CudaRunner(launches, buffers, stream, CudaGraphs(stream.stream), device, CudaLaps)
+
+
+class Attending:
+    """Makes attention for passes, whichever network's. What the kernels leave for each other is made once for each."""
+
+    def __init__(self) -> None:
+        self._spaces: dict[Heads, SplitSpace] = {}
+
+    def __call__(self, kv: PagedKV, heads: Heads, batch: Batch, queries: int, mixed: bool) -> Attention:
+        """Attention over the pages of a network with these heads. Rows have at most `queries` tokens unless mixed."""
+        if not batch.ids.is_cuda:
+            return ReferenceAttention(kv, batch, heads)
+        space = self._spaces.get(heads)
+        if space is None:
+            space = self._spaces[heads] = SplitSpace.allocate([heads], MAX_DRAFTS + 1, batch.ids.device)
+        return CudaAttention(kv, heads, batch, queries, mixed, space)
+
+
+def step_bytes(options: EngineOptions, model: Transformer) -> int:
+    """Roughly what the tensors of the largest step take beside weights and pages, and the graphs with them."""
+    limits, config = options.scheduler, model.config
+    extent = Extent.of(limits.max_rows, limits.max_step_tokens, options.draft.drafts)
+    logits = extent.rows * extent.queries * config.vocab * 4
+    activations = extent.tokens * (8 * config.hidden + 3 * config.mlp) * model.dtype.itemsize
+    counts = limits.max_rows * config.vocab * 5
+    return 2 * logits + 2 * activations + counts + GRAPH_BYTES
+
+
+def _scores_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def open_cuda(index: int, options: EngineOptions) -> CudaDevice:
+    """A GPU. Raises OverdriveError, one line that says what to do, where torch cannot use it."""
+    device = torch.device("cuda", index)
+    check_device(device)
+    torch.cuda.set_device(device)
+    return CudaDevice(device, 0 if options.device.overlap == "off" else 1)

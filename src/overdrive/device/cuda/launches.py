@@ -1,0 +1,106 @@
+"""What a step launches on a CUDA device, as functions over its static tensors: enter, draft, forward, accept.
+
+Each piece that can be a CUDA graph comes with the key under which it is one: whatever changes which kernels run is in
+the key, everything else is read from device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from overdrive.device.batch import Batch
+from overdrive.device.cuda.buffers import StepViews
+from overdrive.device.cuda.changes import enter, pack
+from overdrive.device.cuda.sampling import CudaSampler
+from overdrive.device.cuda.sampling_state import LEVELS, Rules, StaticSamplingState
+from overdrive.device.cuda.shapes import StepShape
+from overdrive.device.cuda.steps import accept, flatten
+from overdrive.device.state import SlotState
+from overdrive.device.verify import Imposed
+from overdrive.draft.padded import PaddedDrafter
+from overdrive.model.transformer import Attention, Hidden, Transformer
+from overdrive.types import Step
+
+Keyed = tuple[Hashable, Callable[[], object]]
+
+Attend = Callable[[Batch, int, bool], Attention]
+"""attend(batch, queries, mixed): attention over the target's pages for one pass. Rows have at most `queries` tokens
+unless it is mixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The model, sampler and drafter of an engine over its slots, of which the last one is nobody's.
+
+    imposed: replaces the comparison of drafts and draws, for measurements; None compares them.
+    """
+
+    model: Transformer
+    attend: Attend
+    state: SlotState
+    sampling: StaticSamplingState
+    sampler: CudaSampler
+    drafter: PaddedDrafter
+    imposed: Imposed | None = None
+
+    @property
+    def spare_slot(self) -> int:
+        """The slot of padding rows."""
+        return len(self.state.lengths) - 1
+
+    def enter(self, step: Step) -> None:
+        """Give slots the step's admissions and pages."""
+        device = self.state.history.device
+        self.drafter.enter(step)
+        if step.admissions or step.page_entries:
+            enter(self.state, pack(step.admissions, step.page_entries, device.type == "cuda").to(device))
+        self.sampling.admit_all(step.admissions)
+        self.drafter.entered(step)
+
+    def recorded(self, shape: StepShape, views: StepViews) -> Iterator[Keyed]:
+        """Every piece that a step of this shape may launch."""
+        if shape.drafts:
+            for width in self.drafter.widths:
+                yield self.draft(shape, views, width)
+        yield self.forward(shape, views)
+        for rules in LEVELS:
+            yield self.accept(shape, views, rules)
+
+    def draft(self, shape: StepShape, views: StepViews, width: int) -> Keyed:
+        """The drafts of the rows that want any. width: of `PaddedDrafter.widths`."""
+        return ("draft", shape.rows, shape.queries, width), lambda: self.drafter.propose(
+            views.rows, views.drafts, width
+        )
+
+    def forward(self, shape: StepShape, views: StepViews) -> Keyed:
+        """The target's pass over known tokens and drafts, up to the hidden states whose logits are wanted."""
+        return ("forward", shape), lambda: self.run_forward(shape, views)
+
+    def run_forward(self, shape: StepShape, views: StepViews) -> Hidden:
+        """`forward`, as it is written."""
+        flatten(self.state, views.rows, views.drafts.tokens, views.drafts.counts, views.batch, views.layout)
+        attention = self.attend(views.batch, shape.queries, shape.mixed)
+        hidden = self.model.forward(views.batch, attention, self.drafter.taps)
+        torch.index_select(hidden.final, 0, views.batch.wanted, out=views.hidden)
+        views.taps.copy_(hidden.taps)
+        return hidden
+
+    def accept(self, shape: StepShape, views: StepViews, rules: Rules) -> Keyed:
+        """Logits, draws, the drafts that agree, and what all sides keep of the step."""
+        return ("accept", shape, rules, self.sampling.version), lambda: self.run_accept(views, rules)
+
+    def run_accept(self, views: StepViews, rules: Rules) -> Tensor:
+        """`accept`, as it is written. Returns the logits, [R * Q, V]."""
+        drafts = views.drafts
+        logits = self.model.logits(views.hidden)
+        self.sampler.draw(logits, views.layout, drafts.tokens, self.sampling, rules, out=views.drawn)
+        decided = views.tokens, views.counts
+        accept(views.drawn, views.rows, drafts.tokens, drafts.counts, self.state, *decided, self.imposed)
+        if rules == "full":
+            self.sampling.absorb(views.rows.slots, *decided)
+        self.drafter.absorb(views.rows, views.batch, views.taps, *decided)
+        return logits

@@ -1,0 +1,169 @@
+"""Runs steps on a CUDA device: static shapes, a graph for each launch, results awaited by event alone.
+
+The same four launches as `overdrive.device.runner.Runner`, and the same text. Where that one makes a step's tensors as
+large as the step, this one pads to a shape, so that the launches can be CUDA graphs and the host only describes rows.
+
+    host      describe n | settle n-1 | describe n+1 | settle n ...
+    device    [rows of n] draft n, forward n, accept n, [results of n] | [rows of n+1] ...
+
+Knows tensors and steps. Must never know requests, queues or how a plan was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+
+from overdrive.device.cuda.buffers import StepBuffers
+from overdrive.device.cuda.crossing import Ring, describe
+from overdrive.device.cuda.graphs import Graphs
+from overdrive.device.cuda.launches import Keyed, Launches
+from overdrive.device.cuda.scores import Scores
+from overdrive.device.cuda.shapes import StepShape
+from overdrive.device.cuda.timing import Laps
+from overdrive.device.stream import Event, Stream
+from overdrive.types import Outcome, Step
+
+IN_FLIGHT = 3
+"""Steps that may be launched and not settled: two that overlap, and the one that is being described."""
+
+
+class Flight:
+    """A launched step. The host reads what became of it only through `wait`."""
+
+    def __init__(self, step: Step, shape: StepShape, place: int, results: Ring, laps: Laps) -> None:
+        self.step = step
+        self.shape = shape
+        self.place = place
+        self.laps = laps
+        self.scores = Scores()
+        self.settled: Event
+        self._results = results
+
+    def wait(self) -> Outcome:
+        """The step's results. Raises StreamError when a launch failed."""
+        self.settled.wait()
+        count, r, q = len(self.step.rows), self.shape.rows, self.shape.queries
+        results = self._results.array(self.place)
+        tokens = results[: r * q].reshape(r, q)[:count].copy()
+        counts, offered, sources = results[r * q : r * q + 3 * r].reshape(3, r)[:, :count].copy()
+        if q == 1:  # nothing was drafted, and nobody wrote these
+            offered[:] = sources[:] = 0
+        found, of_prompts = self.scores.collect(counts)
+        return Outcome(tokens, counts, offered, sources, found, of_prompts, self.laps.seconds())
+
+
+class CudaRunner:
+    """Owns the static tensors and the graphs. Implements `overdrive.loop.Runner`."""
+
+    def __init__(
+        self,
+        launches: Launches,
+        buffers: StepBuffers,
+        stream: Stream,
+        graphs: Graphs,
+        device: torch.device,
+        laps: Callable[[], Laps],
+    ) -> None:
+        self._launches = launches
+        self._buffers = buffers
+        self._stream = stream
+        self._graphs = graphs
+        self._laps = laps
+        self._rows = Ring(IN_FLIGHT, buffers.described.numel(), device)
+        self._results = Ring(IN_FLIGHT, buffers.results_size, device)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of those who may write a row's drafts; `Outcome.sources` are indices into it."""
+        return self._launches.drafter.sources
+
+    def capture(self, shapes: Iterable[StepShape], progress: Callable[[int], None]) -> None:
+        """Record the launches of these shapes, largest first. progress: told how many shapes are done.
+
+        The work runs for real, over padding rows alone: they own nothing.
+        """
+        for done, shape in enumerate(sorted(shapes, reverse=True), start=1):
+            self._launch(partial(self._capture, shape))
+            self._stream.record().wait()
+            progress(done)
+
+    def _capture(self, shape: StepShape) -> None:
+        views = self._buffers.of(shape)
+        views.rows.packed.zero_()
+        views.rows.slots.fill_(self._launches.spare_slot)
+        for key, work in self._launches.recorded(shape, views):
+            self._graphs.capture(key, work)
+
+    def draft(self, step: Step) -> Flight:
+        """Launch the rows' descriptions, the slots' new values and, where the plan wants any, the drafts."""
+        shape = StepShape.of(step)
+        flight = Flight(step, shape, self._rows.turn(), self._results, self._laps())
+        describe(step, self._rows.array(flight.place), shape.rows, self._launches.spare_slot)
+        self._launch(lambda: self._draft(flight))
+        return flight
+
+    def _draft(self, flight: Flight) -> None:
+        step, shape, drafter = flight.step, flight.shape, self._launches.drafter
+        flight.laps.mark()
+        self._rows.upload(flight.place, 4 * shape.rows, self._buffers.described)
+        self._launches.enter(step)
+        if any(row.drafts for row in step.rows):
+            drafter.catch_up(step)
+            self._run(self._launches.draft(shape, self._buffers.of(shape), drafter.width(step)))
+        flight.laps.mark()
+
+    def _run(self, keyed: Keyed) -> None:
+        self._graphs.run(*keyed)
+
+    def forward(self, flight: Flight) -> None:
+        """Launch the target's pass over known tokens and drafts."""
+        self._launch(lambda: self._forward(flight))
+
+    def _forward(self, flight: Flight) -> None:
+        step, shape = flight.step, flight.shape
+        views = self._buffers.of(shape)
+        if any(row.prompt_logprobs >= 0 for row in step.rows):
+            hidden = self._launches.run_forward(shape, views)
+            model, state = self._launches.model, self._launches.state
+            flight.scores.take_prompts(step, views.batch, hidden.final, state, model.logits)
+        else:
+            self._run(self._launches.forward(shape, views))
+        flight.laps.mark()
+
+    def accept(self, flight: Flight) -> None:
+        """Launch sampling and verification, and the copy of what the host will read."""
+        self._launch(lambda: self._accept(flight))
+        flight.settled = self._stream.record()
+
+    def _accept(self, flight: Flight) -> None:
+        step, launches = flight.step, self._launches
+        views = self._buffers.of(flight.shape)
+        rules = launches.sampling.rules(row.slot for row in step.rows)
+        if any(row.logprobs >= 0 and row.emits for row in step.rows):
+            flight.scores.take(step, views, launches.run_accept(views, rules))
+        else:
+            self._run(launches.accept(flight.shape, views, rules))
+        self._results.download(flight.place, views.results)
+        flight.laps.mark()
+
+    def absorb(self, flight: Flight) -> None:
+        """Launch what the drafter reads of prompts at once; what it keeps of every step is part of accepting."""
+        self._launch(lambda: self._absorb(flight))
+
+    def _absorb(self, flight: Flight) -> None:
+        self._launches.drafter.extend(flight.step)
+        flight.laps.mark()
+
+    def recover(self) -> None:
+        """Accept launches again. Whatever slots held is lost; admissions set them anew."""
+        self._stream.clear_error()
+
+    def _launch(self, work: Callable[[], None]) -> None:
+        def launched() -> None:
+            with torch.inference_mode():
+                work()
+
+        self._stream.launch(launched)
