@@ -18,12 +18,10 @@ keep: steady decode of the engine that was started with a drafter and held at K 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -107,9 +105,7 @@ def open_bench(args: argparse.Namespace, drafter: bool, console: Console) -> Ben
     dial = Dial()
     draft = DraftOptions(draft="none")
     if drafter:
-        draft = DraftOptions(
-            draft="eagle3", draft_model="dummy", drafts=max(args.k), simulate_acceptance=args.accept
-        )
+        draft = DraftOptions(draft="eagle3", draft_model="dummy", drafts=max(args.k), simulate_acceptance=args.accept)
     options = EngineOptions(
         model=ModelOptions(load_format="dummy", precision=args.precision, max_model_len=args.max_len),
         memory=MemoryOptions(prefix_cache=False, kv_tokens=args.kv_tokens),

@@ -98,7 +98,7 @@ class CudaDevice:
 
         drafter = parts.choice.open_padded(PaddedRoom(device, state, sampling, parts.n_pages, draw, attend))
         imposed = impose(parts.options.draft.simulate_acceptance, sampling, extent.queries - 1)
-        launches = Launches(model, partial(attend, kv, config), state, sampling, sampler, drafter, imposed)
+        launches = Launches(model, partial(attend, kv, config), state, sampling, sampler, drafter, imposed, parts.ranks)
         sizes = Sizes(extent, state.page_table.shape[1], config.hidden, len(drafter.taps) * config.hidden)
         buffers = StepBuffers(sizes, model.dtype, device)
         if not isinstance(stream, CudaStream):

@@ -18,7 +18,8 @@ from overdrive.device.cuda.changes import enter, pack
 from overdrive.device.cuda.sampling import CudaSampler
 from overdrive.device.cuda.sampling_state import LEVELS, Rules, StaticSamplingState
 from overdrive.device.cuda.shapes import StepShape
-from overdrive.device.cuda.steps import accept, flatten
+from overdrive.device.cuda.steps import accept, advance, flatten
+from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.state import SlotState
 from overdrive.device.verify import Imposed
 from overdrive.draft.padded import PaddedDrafter
@@ -36,7 +37,8 @@ unless it is mixed."""
 class Launches:
     """The model, sampler and drafter of an engine over its slots, of which the last one is nobody's.
 
-    imposed: replaces the comparison of drafts and draws, for measurements; None compares them.
+    imposed: replaces the comparison of drafts and draws, for measurements; None compares them. ranks: those who run
+    every step together. Drafts and verdicts are rank 0's; where this one follows, it has neither drafter nor sampler.
     """
 
     model: Transformer
@@ -46,6 +48,7 @@ class Launches:
     sampler: CudaSampler
     drafter: PaddedDrafter
     imposed: Imposed | None = None
+    ranks: Ranks = ALONE
 
     @property
     def spare_slot(self) -> int:
@@ -72,9 +75,12 @@ class Launches:
 
     def draft(self, shape: StepShape, views: StepViews, width: int) -> Keyed:
         """The drafts of the rows that want any. width: of `PaddedDrafter.widths`."""
-        return ("draft", shape.rows, shape.queries, width), lambda: self.drafter.propose(
-            views.rows, views.drafts, width
-        )
+        return ("draft", shape.rows, shape.queries, width), lambda: self.run_draft(views, width)
+
+    def run_draft(self, views: StepViews, width: int) -> None:
+        """`draft`, as it is written."""
+        self.drafter.propose(views.rows, views.drafts, width)
+        self.ranks.share(views.drafts.tokens, views.drafts.counts)
 
     def forward(self, shape: StepShape, views: StepViews) -> Keyed:
         """The target's pass over known tokens and drafts, up to the hidden states whose logits are wanted."""
@@ -95,11 +101,15 @@ class Launches:
 
     def run_accept(self, views: StepViews, rules: Rules) -> Tensor:
         """`accept`, as it is written. Returns the logits, [R * Q, V]."""
-        drafts = views.drafts
+        drafts, decided = views.drafts, (views.tokens, views.counts)
         logits = self.model.logits(views.hidden)
-        self.sampler.draw(logits, views.layout, drafts.tokens, self.sampling, rules, out=views.drawn)
-        decided = views.tokens, views.counts
-        accept(views.drawn, views.rows, drafts.tokens, drafts.counts, self.state, *decided, self.imposed)
+        if self.ranks.rank:
+            self.ranks.share(*decided)
+            advance(views.rows, self.state, *decided)
+        else:
+            self.sampler.draw(logits, views.layout, drafts.tokens, self.sampling, rules, out=views.drawn)
+            accept(views.drawn, views.rows, drafts.tokens, drafts.counts, self.state, *decided, self.imposed)
+            self.ranks.share(*decided)
         if rules == "full":
             self.sampling.absorb(views.rows.slots, *decided)
         self.drafter.absorb(views.rows, views.batch, views.taps, *decided)

@@ -154,7 +154,8 @@ class CudaRunner:
         self._launch(lambda: self._absorb(flight))
 
     def _absorb(self, flight: Flight) -> None:
-        self._launches.drafter.extend(flight.step)
+        views = self._buffers.of(flight.shape)
+        self._launches.drafter.extend(flight.step, views.batch, views.taps)
         flight.laps.mark()
 
     def recover(self) -> None:

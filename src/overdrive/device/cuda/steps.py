@@ -140,7 +140,13 @@ def torch_accept(
     counts.copy_(torch.where(rows.emits > 0, accepted + 1, 0))
     new = depth < counts.unsqueeze(1)
     tokens.copy_(torch.where(new, found, 0))
-    _write_history(state, rows.slots, new, tokens, depth)
+    advance(rows, state, tokens, counts)
+
+
+def advance(rows: StepRows, state: SlotState, tokens: Tensor, counts: Tensor) -> None:
+    """Make tokens that were accepted elsewhere known to the state: the second half of `accept`, in torch everywhere."""
+    depth = torch.arange(tokens.shape[1], device=tokens.device)
+    _write_history(state, rows.slots, depth < counts.unsqueeze(1), tokens, depth)
     # Padding rows share a slot and add nothing to it.
     state.lengths.index_add_(0, rows.slots, counts)
     state.computed.index_add_(0, rows.slots, rows.known + (counts - 1).clamp(0))
