@@ -225,12 +225,13 @@ def _build(
         precision=options.model.precision,
         threads=device.threads,
         overlap=device.lookahead > 0,
-        device=str(device.torch_device),
+        device=str(device.torch_device) if ranks.count == 1 else f"{ranks.count} x {device.torch_device.type}",
         simulated_acceptance=options.draft.simulate_acceptance if drafts else "",
     )
 
     def close() -> None:
-        stream.close()
+        if not company.failure:  # else it may wait for a rank that is gone
+            stream.close()
         ranks.close()
         company.close()
 

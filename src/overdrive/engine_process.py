@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,10 @@ def run_engine(model: str, options: EngineOptions, address: str) -> None:
     try:
         _Served(engine, link).run()
     finally:
-        if engine.failure:
-            link.send(Failed(engine.failure))
+        failure = engine.failure
+        if failure:
+            link.send(Failed(failure))
         engine.close()
         link.close()
+    if failure:
+        os._exit(1)  # a device that waits for a rank that is gone would keep the interpreter from ending

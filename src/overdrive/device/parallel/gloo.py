@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -29,17 +30,24 @@ class GlooRanks:
         self._group = gloo(store, rank, count, options)
 
     def sum(self, x: Tensor) -> Tensor:
-        self._group.allreduce([x]).wait()
+        _meet(lambda: self._group.allreduce([x]))
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         parts = x.new_empty((self.count * len(x), x.shape[1]))  # one rank below the other
-        self._group._allgather_base(parts, x).wait()
+        _meet(lambda: self._group._allgather_base(parts, x))
         return beside_each_other(parts, self.count)
 
     def share(self, *tensors: Tensor) -> None:
-        share_packed(tensors, lambda packed: self._group.broadcast(packed, 0).wait())
+        share_packed(tensors, lambda packed: _meet(lambda: self._group.broadcast(packed, 0)))
 
     def close(self) -> None:
         """Let go of the connections."""
         self._group.shutdown()
+
+
+def _meet(operation: Callable[[], Any]) -> None:
+    try:
+        operation().wait()
+    except RuntimeError as error:  # its message is for whoever wrote gloo
+        raise RuntimeError("another rank has ended, or does not answer") from error
