@@ -26,14 +26,16 @@ class CudaOps:
     """`overdrive.model.ops.Ops` by Triton kernels, for bfloat16, float16 and float32; rows are independent.
 
     Elements of a row lie next to each other, rows and heads may have any stride. Nothing is read back, so every method
-    can be part of a CUDA graph. Raises OverdriveError for a type that the kernels do not compute in.
+    can be part of a CUDA graph. early: kernels are set up while those before them still run (programmatic dependent
+    launch). Raises OverdriveError for a type that the kernels do not compute in.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, early: bool = False) -> None:
         if dtype not in FLOATS:
             raise OverdriveError(f"the CUDA kernels take bfloat16, float16 or float32, not {dtype}")
         self._dtype = dtype
         self._device = device
+        self._early = early
         self._kernels = import_module("overdrive.device.cuda.ops_kernels")
 
     def empty(self, rows: int, width: int) -> Tensor:
@@ -43,7 +45,10 @@ class CudaOps:
         rows, width = x.shape
         out = self._room(rows, width, out)
         block, warps, parts = divide(rows, width)
-        self._kernels.copy_rows[(rows, parts)](x, out, x.stride(0), out.stride(0), width, block, num_warps=warps)
+        self._kernels.copy_rows[(rows, parts)](
+            x, out, x.stride(0), out.stride(0), EARLY=self._early, WIDTH=width, BLOCK=block,
+            num_warps=warps, launch_pdl=self._early,
+        )  # fmt: skip
         return out
 
     def embed(self, ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
@@ -51,8 +56,9 @@ class CudaOps:
         out = self._room(rows, width, out)
         block, warps, parts = divide(rows, width)
         self._kernels.gather_rows[(rows, parts)](
-            ids, table, out, table.stride(0), out.stride(0), width, block, num_warps=warps
-        )
+            ids, table, out, table.stride(0), out.stride(0), EARLY=self._early, WIDTH=width, BLOCK=block,
+            num_warps=warps, launch_pdl=self._early,
+        )  # fmt: skip
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
@@ -66,7 +72,8 @@ class CudaOps:
         height, block, warps = tile(rows, width)
         self._kernels.norm_rows[(-(-rows // height),)](
             x, weight, out, rows, x.stride(0), head_stride, out.stride(0), eps,
-            heads, width, height, block, num_warps=warps,
+            EARLY=self._early, HEADS=heads, WIDTH=width, BLOCK_ROWS=height, BLOCK=block,
+            num_warps=warps, launch_pdl=self._early,
         )  # fmt: skip
         return out
 
@@ -75,8 +82,9 @@ class CudaOps:
         out = self.empty(rows, width)
         block = next_power(width)
         self._kernels.add_norm_rows[(rows,)](
-            residual, x, weight, out, residual.stride(0), x.stride(0), eps, width, block, num_warps=norm_warps(block)
-        )
+            residual, x, weight, out, residual.stride(0), x.stride(0), eps,
+            EARLY=self._early, WIDTH=width, BLOCK=block, num_warps=norm_warps(block), launch_pdl=self._early,
+        )  # fmt: skip
         return out
 
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -87,14 +95,18 @@ class CudaOps:
         parts = -(-q_heads // height) + -(-k_heads // height)
         self._kernels.rotate[(rows, parts)](
             q, k, positions, cos, sin, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-            q_heads, k_heads, half, height, block, num_warps=warps,
+            EARLY=self._early, Q_HEADS=q_heads, K_HEADS=k_heads, HALF=half, BLOCK_HEADS=height, BLOCK_HALF=block,
+            num_warps=warps, launch_pdl=self._early,
         )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.empty(rows, width)
         block, warps, parts = divide(rows, width)
-        self._kernels.gate_rows[(rows, parts)](gate_up, out, gate_up.stride(0), width, block, num_warps=warps)
+        self._kernels.gate_rows[(rows, parts)](
+            gate_up, out, gate_up.stride(0), EARLY=self._early, WIDTH=width, BLOCK=block,
+            num_warps=warps, launch_pdl=self._early,
+        )  # fmt: skip
         return out
 
     def _room(self, rows: int, width: int, out: Tensor | None) -> Tensor:

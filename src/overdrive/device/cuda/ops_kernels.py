@@ -2,18 +2,31 @@
 
 Each computes in float32 and rounds to the tensors' type where torch does, so `TorchOps` is their reference. Elements of
 a row lie next to each other; strides are those of rows, and of heads, in elements. Widths are compile-time constants:
-only then is it known that a row's end falls on a vector's, and a model has few widths.
+only then is it known that a row's end falls on a vector's, and a model has few widths. EARLY: set up while the kernel
+before still runs (programmatic dependent launch), and wait for its end to begin.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_INDICES = ["ids", "positions"]  # slices begin anywhere: one binary serves them all
 
 
 @triton.jit
-def copy_rows(x, out, x_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _await_previous(EARLY: tl.constexpr):
+    """With EARLY: nothing that changes is touched before the kernel before has ended; the one after may be set up."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def copy_rows(x, out, x_stride, out_stride, EARLY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """out[t] = x[t]. Grid: (T, parts of a row)."""
+    _await_previous(EARLY)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -21,9 +34,12 @@ def copy_rows(x, out, x_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.const
     tl.store(out + token * out_stride + columns, values, mask=inside)
 
 
-@triton.jit
-def gather_rows(ids, table, out, table_stride, out_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=_INDICES)
+def gather_rows(
+    ids, table, out, table_stride, out_stride, EARLY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """out[t] = table[ids[t]]. Grid: (T, parts of a row)."""
+    _await_previous(EARLY)
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + token).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +50,7 @@ def gather_rows(ids, table, out, table_stride, out_stride, WIDTH: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_rows(
-    x, weight, out, rows, x_stride, x_head_stride, out_stride, eps,
+    x, weight, out, rows, x_stride, x_head_stride, out_stride, eps, EARLY: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Norm of each head of each token; heads of `out` lie next to each other. Grid: tiles of BLOCK_ROWS heads."""
@@ -42,9 +58,10 @@ def norm_rows(
     token, head = row // HEADS, row % HEADS
     columns = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (columns < WIDTH)[None, :]
+    gain = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    _await_previous(EARLY)
     source = (token * x_stride + head * x_head_stride)[:, None] + columns[None, :]
     values = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=1) / WIDTH + eps)
     normed = values * scale[:, None] * gain[None, :]
     target = (token * out_stride + head * WIDTH)[:, None] + columns[None, :]
@@ -53,16 +70,18 @@ def norm_rows(
 
 @triton.jit
 def add_norm_rows(
-    residual, x, weight, out, residual_stride, x_stride, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    residual, x, weight, out, residual_stride, x_stride, eps,
+    EARLY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """residual[t] += x[t], rounded; out[t] = norm of that sum, contiguous. Grid: (T,)."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    _await_previous(EARLY)
     place = residual + token * residual_stride + columns
     before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     added = tl.load(x + token * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     total = (before + added).to(residual.dtype.element_ty)
     tl.store(place, total, mask=inside)
     values = total.to(tl.float32)
@@ -92,13 +111,14 @@ def _rotate_heads(
     tl.store(low + HALF, other.to(kind), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_INDICES)
 def rotate(
     q, k, positions, cos, sin, q_stride, q_head_stride, k_stride, k_head_stride,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
+    EARLY: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     """Rotate both in place by row positions[t] of the tables [.., HALF]. Grid: (T, parts of q, then parts of k)."""
+    _await_previous(EARLY)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     pair = tl.arange(0, BLOCK_HALF)
@@ -115,8 +135,9 @@ def rotate(
 
 
 @triton.jit
-def gate_rows(gate_up, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gate_rows(gate_up, out, stride, EARLY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """out[t] = silu(gate_up[t, :WIDTH]) * gate_up[t, WIDTH:], contiguous. Grid: (T, parts of a row)."""
+    _await_previous(EARLY)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
