@@ -39,6 +39,7 @@ _CUDA_LINEARS: dict[Precision, Callable[[Tensor, Tensor | None], Linear]] = {
     "int4": Int4Linear,
 }
 _CUDA_BITS: dict[Precision, float] = {"fp8": 8, "int8": 8, "int4": 4.5}  # of a layer's weight, with its scales
+_FP8_CAPABILITY = (8, 9)
 _CUDA_ONLY = ("bfloat16", "float16", "fp8")
 
 
@@ -64,8 +65,11 @@ def cuda_form(precision: Precision, device: torch.device) -> Form:
 
     auto: bfloat16, into which the blocks of a quantised checkpoint are decoded. fp8, int8 and int4 are forms of the
     layers' weights: embedding, head and activations are bfloat16 then. Scores are float32 or better whatever the form.
-    On a CPU `device` the same in plain torch, which is how the CUDA engine is tested without a GPU.
+    On a CPU `device` the same in plain torch, which is how the CUDA engine is tested without a GPU. Raises
+    OverdriveError for fp8 on a GPU that has no such products.
     """
+    if precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise OverdriveError(f"precision 'fp8' needs a GPU of compute capability 8.9 or more; {device} has less")
     dtype = _CUDA_DTYPES.get(precision, torch.bfloat16)
     kernels = device.type == "cuda" and dtype in FLOATS
     ops = CudaOps(dtype, device) if kernels else TorchOps(dtype, device)
