@@ -14,15 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from overdrive.device.cuda.largest_kernels import mass_of_largest
 from overdrive.device.cuda.sampling_state import StaticSamplingState
 from overdrive.device.cuda.score_kernels import LIMIT, NOBODY, best_part, clean, take_scored, token_of
 from overdrive.device.sampling import Layout, Masks
 
 if TYPE_CHECKING:
     from overdrive.device.cuda.sampling import Scratch
-
-BLOCK = 4096
-"""Logits that a program that has a whole row looks at at once."""
 
 
 def adjust(
@@ -190,6 +188,7 @@ def judge(
         scratch.ahead,
         scratch.before,
         scratch.total,
+        scratch.n_near,
         scratch.adjusted.stride(0),
         state.vocab_size,
         vocab_size,
@@ -213,6 +212,7 @@ def _judge(
     ahead,
     before,
     total,
+    n_near,
     adjusted_line,
     n_tokens,
     vocab_size,
@@ -233,6 +233,7 @@ def _judge(
         tl.store(ahead + row * PLACES + part, count)
         tl.store(before + row * PLACES + part, mass)
         tl.store(total + row * PLACES + part, whole)
+        tl.store(n_near + row, 0, mask=part == 0)
 
 
 @triton.jit
@@ -246,17 +247,17 @@ def best_of(tops, parts, PLACES: tl.constexpr):
 def standing_before(line, begin, end, value, winner, top, BLOCK: tl.constexpr):
     """Of columns begin .. end: how many stand before (value, winner), their mass, and the mass of all.
 
-    Mass is exp(logit - top): sums of a block in float32, of blocks in float64.
+    Mass is exp(logit - top), summed in float64: what is kept must not depend on how a row is divided.
     """
     count, mass, whole = tl.full([], 0, tl.int32), tl.full([], 0, tl.float64), tl.full([], 0, tl.float64)
     for start in range(begin, end, BLOCK):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(line + column, mask=column < end, other=float("-inf"))
         earlier = (x > value) | ((x == value) & (column < winner))
-        share = tl.where(x > float("-inf"), tl.exp(x - top), 0.0)
+        share = tl.where(x > float("-inf"), tl.exp(x - top), 0.0).to(tl.float64)
         count += tl.sum(earlier.to(tl.int32), 0)
-        mass += tl.sum(tl.where(earlier, share, 0.0), 0).to(tl.float64)
-        whole += tl.sum(share, 0).to(tl.float64)
+        mass += tl.sum(tl.where(earlier, share, 0.0), 0)
+        whole += tl.sum(share, 0)
     return count, mass, whole
 
 
@@ -284,6 +285,8 @@ def settle(
         scratch.ahead,
         scratch.before,
         scratch.total,
+        scratch.near,
+        scratch.n_near,
         out,
         out.stride(0),
         scratch.adjusted.stride(0),
@@ -293,7 +296,7 @@ def settle(
         parts,
         MAPPED=ids is not None,
         PLACES=scratch.columns.shape[1],
-        BLOCK=BLOCK,
+        BLOCK=scratch.near.shape[1],
         num_warps=16,
     )
 
@@ -313,6 +316,8 @@ def _settle(
     ahead,
     before,
     total,
+    near,
+    n_near,
     out,
     step,
     adjusted_line,
@@ -342,7 +347,8 @@ def _settle(
         mass = tl.sum(tl.load(before + at, mask=real, other=0), 0)
         whole = tl.sum(tl.load(total + at, mask=real, other=0), 0)
         if has_k & has_p:
-            whole = _mass_of_largest(line, vocab_size, tl.minimum(k, vocab_size), top, BLOCK)
+            few = tl.minimum(k, vocab_size).to(tl.int32)
+            whole = mass_of_largest(line, near + row * BLOCK, n_near + row, vocab_size, few, top, BLOCK)
         kept = (value >= least) & ((count < k) | (has_k == 0)) & ((mass < p * whole) | (count == 0) | (has_p == 0))
         while kept == 0:
             winner = _best_before(line, ids, vocab_size, value, winner, least, seed, position, MAPPED, BLOCK)
@@ -368,39 +374,3 @@ def _best_before(
         token = token_of(ids, column, inside, MAPPED)
         best, best_column = take_scored(x, column, token, True, seed, position, best, best_column)
     return tl.where(best_column == NOBODY, 0, best_column)
-
-
-@triton.jit
-def _mass_of_largest(line, vocab_size, k, top, BLOCK: tl.constexpr):
-    """Mass of the k largest logits, float64. The k-th is found digit by digit, by bits in a form that keeps order."""
-    left, prefix = k.to(tl.int32), tl.full([], 0, tl.uint32)
-    digit = tl.arange(0, 256)
-    for shift in tl.static_range(24, -8, -8):
-        histogram = tl.zeros([256], tl.int32)
-        for start in range(0, vocab_size, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            inside = column < vocab_size
-            bits = _ordered(tl.load(line + column, mask=inside, other=0.0))
-            if shift < 24:
-                inside = inside & ((bits >> (shift + 8)) == prefix)
-            histogram += tl.histogram(((bits >> shift) & 255).to(tl.int32), 256, mask=inside)
-        above = tl.sum(histogram, 0) - tl.cumsum(histogram, 0)  # how many have a larger digit
-        its = (above < left) & (above + histogram >= left)
-        left -= tl.sum(tl.where(its, above, 0), 0)
-        prefix = (prefix << 8) | tl.sum(tl.where(its, digit, 0), 0).to(tl.uint32)
-    mass, equal = tl.full([], 0, tl.float64), tl.full([], 0, tl.float64)
-    for start in range(0, vocab_size, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        x = tl.load(line + column, mask=column < vocab_size, other=float("-inf"))
-        bits = _ordered(x)
-        share = tl.where(x > float("-inf"), tl.exp(x - top), 0.0)
-        mass += tl.sum(tl.where(bits > prefix, share, 0.0), 0).to(tl.float64)
-        equal = tl.maximum(equal, tl.max(tl.where(bits == prefix, share, 0.0), 0).to(tl.float64))
-    return mass + equal * left.to(tl.float64)
-
-
-@triton.jit
-def _ordered(x):
-    """uint32 that are ordered as the float32 are."""
-    bits = x.to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)

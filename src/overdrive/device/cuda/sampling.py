@@ -18,13 +18,17 @@ SLICE = 256
 PARTS = 128
 """Most parts that the logits of a row are divided into, each for one program."""
 
+LANES = 4096
+"""Logits that a program that has a row to itself looks at at once."""
+
 
 class Scratch:
     """What the kernels leave for each other. Made before any graph is captured: graphs know it by address.
 
     scores, tops: [N, PARTS] float32, columns: [N, PARTS] int32, of each part the best score, the largest logit, and the
     column of the best score. ahead: [N, PARTS] int32, before, total: [N, PARTS] float64, how many logits, of what mass,
-    stand before the row's winner, and the mass of all. adjusted: [SLICE, V] float32.
+    stand before the row's winner, and the mass of all. adjusted: [SLICE, V] float32. near: [SLICE, LANES] float32,
+    those that may be among a row's k largest, and n_near: [SLICE] int32, how many.
     """
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
@@ -32,7 +36,10 @@ class Scratch:
         self.columns = torch.zeros((rows, PARTS), dtype=torch.int32, device=device)
         self.ahead = torch.zeros((rows, PARTS), dtype=torch.int32, device=device)
         self.before, self.total = torch.zeros((2, rows, PARTS), dtype=torch.float64, device=device)
-        self.adjusted = torch.zeros((min(rows, SLICE), vocab_size), dtype=torch.float32, device=device)
+        rows = min(rows, SLICE)
+        self.adjusted = torch.zeros((rows, vocab_size), dtype=torch.float32, device=device)
+        self.near = torch.zeros((rows, LANES), dtype=torch.float32, device=device)
+        self.n_near = torch.zeros(rows, dtype=torch.int32, device=device)
 
 
 class CudaSampler:
