@@ -13,7 +13,7 @@ from overdrive.errors import OverdriveError
 from tests.device.cuda.test_ops import sizes
 
 SMALL = [("cpu", 1, 48, 64), ("cpu", 5, 40, 96), ("cpu", 20, 64, 160)]
-REAL = [("cuda", rows, *shape) for rows in (1, 7, 40, 300) for shape in ((960, 576), (6144, 4096), (4096, 14336))]
+REAL = [("cuda", rows, *shape) for rows in (1, 40, 300) for shape in ((960, 576), (4096, 14336))]
 NOISE = {Fp8Linear: 0.06, Int8Linear: 0.012, Int4Linear: 0.12}
 """Relative error of a product by the weights' codes, and by the inputs' where they are quantised too."""
 
