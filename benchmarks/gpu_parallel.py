@@ -31,7 +31,8 @@ from overdrive.device.parallel.symmetric import NoMappedSum
 from overdrive.model.assemble import assemble
 from overdrive.model.config import ModelConfig
 from overdrive.model.forms import cuda_form
-from overdrive.model.transformer import Attention, Transformer
+from overdrive.model.ops import Attention
+from overdrive.model.transformer import Transformer
 from overdrive.model.weights import locate, open_checkpoint
 
 PAGE_SIZE = 16

@@ -27,7 +27,7 @@ from overdrive.device.attention.reference import Heads, PagedKV
 from overdrive.device.batch import Batch
 from overdrive.device.sampling import Layout, SamplingState
 from overdrive.device.state import SlotState
-from overdrive.model.transformer import Attention
+from overdrive.model.ops import Attention
 from overdrive.types import Step
 
 

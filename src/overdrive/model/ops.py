@@ -5,11 +5,28 @@ A device may bring its own `Ops`; `TorchOps` runs everywhere, in any dtype, and 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Attention(Protocol):
+    """Called once per layer of a forward pass; stores the batch's keys and values and attends over the rows' pages.
+
+    q: [T, Hq, D], k and v: [T, Hkv, D], position-encoded; views, valid during the call. Returns [T, Hq * D].
+    """
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class Angles(NamedTuple):
+    """What rotates queries and keys: `positions` [T] int64, rows of the tables cos and sin, [max_model_len, D/2]."""
+
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
 
 
 class Ops(Protocol):
@@ -51,6 +68,10 @@ class Ops(Protocol):
         """
         ...
 
+    def attend(self, attention: Attention, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+        """`rope` and then `attention` of the layer, which a device may do in fewer launches. Returns [T, Hq * D]."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for gate_up [T, 2F] = (gate, up); a new [T, F]."""
         ...
@@ -89,6 +110,10 @@ class TorchOps:
         for x in (q, k):
             first, second = x.chunk(2, dim=-1)
             x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
+
+    def attend(self, attention: Attention, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+        self.rope(q, k, *angles)
+        return attention(layer, q, k, v)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from overdrive.device.batch import Batch
 from overdrive.model.config import ModelConfig
-from overdrive.model.ops import Ops
+from overdrive.model.ops import Angles, Attention, Ops
 from overdrive.model.rope import rope_tables
 
 
@@ -23,15 +23,6 @@ class Linear(Protocol):
     """A matrix product: x [T, in] -> [T, out], whatever form the weight has."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class Attention(Protocol):
-    """Called once per layer of a forward pass; stores the batch's keys and values and attends over the rows' pages.
-
-    q: [T, Hq, D], k and v: [T, Hkv, D], position-encoded; views, valid during the call. Returns [T, Hq * D].
-    """
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
 class DenseLinear:
@@ -144,8 +135,7 @@ class Transformer:
         q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = ops.rms_norm(q, layer.q_norm, config.norm_eps), ops.rms_norm(k, layer.k_norm, config.norm_eps)
-        ops.rope(q, k, positions, self._cos, self._sin)
-        return layer.output(attention(index, q, k, v))
+        return layer.output(ops.attend(attention, index, q, k, v, Angles(positions, self._cos, self._sin)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token id: hidden [N, H], final-normed -> [N, V] in float32, or float64 if the model is."""

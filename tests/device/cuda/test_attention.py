@@ -17,7 +17,7 @@ from overdrive.device.attention.reference import PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.attention import CudaAttention, SplitSpace, paged_attention, prefill_tiling
 from overdrive.errors import OverdriveError
-from overdrive.model.ops import TorchOps
+from overdrive.model.ops import Angles, TorchOps
 from overdrive.model.rope import RopeConfig, rope_tables
 from tests.device.cuda.attention_batches import Row, Shape, expected, fill, make_batch, make_qkv
 
@@ -132,7 +132,7 @@ def rotating_is_storing_what_was_rotated(heads: Shape, dtype: torch.dtype, devic
         q, k, v = (x.to(device) for x in make_qkv(batch, heads, dtype))
         attention = CudaAttention(kv, heads, batch, 8, False, space)
         if fused:
-            results.append(attention.rotate_and_attend(0, q, k, v, cos, sin)[:real])
+            results.append(attention.rotate_and_attend(0, q, k, v, Angles(batch.positions, cos, sin))[:real])
         else:
             for x in (q, k):
                 wide = x.float()

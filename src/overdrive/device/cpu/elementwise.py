@@ -15,6 +15,7 @@ from overdrive.device.cpu.elementwise_kernels import (
 )
 from overdrive.device.cpu.team import Call, Team
 from overdrive.errors import OverdriveError
+from overdrive.model.ops import Angles, Attention
 
 
 class CpuOps:
@@ -81,6 +82,11 @@ class CpuOps:
             q.data_ptr(), 4 * q.stride(0), q.shape[1], k.data_ptr(), 4 * k.stride(0), k.shape[1],
             len(q), positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), q.shape[2] // 2,
         )  # fmt: skip
+
+    def attend(self, attention: Attention, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+        """`rope`, then `attention` of the layer."""
+        self.rope(q, k, *angles)
+        return attention(layer, q, k, v)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for gate_up [T, 2 F] = (gate, up); a new [T, F]."""

@@ -18,7 +18,7 @@ from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttent
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.store import power_of_two, rope_store_triton, store_triton
 from overdrive.errors import OverdriveError
-from overdrive.model.transformer import Attention
+from overdrive.model.ops import Angles, Attention
 
 MOST_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 2
@@ -165,13 +165,13 @@ class CudaAttention:
         store_triton(k, v, k_pages, v_pages, self._batch.writes, self._batch.offsets, self.early)
         return self.attend(layer, q)
 
-    def rotate_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
         """The same for q and k before rotary position embedding: rotated, q in place, by the launch that stores.
 
-        cos, sin: [max_len, D/2], as `rope_store` takes them.
+        angles: as `rope_store` takes them.
         """
         batch, k_pages, v_pages = self._batch, self._kv.k_pages[layer], self._kv.v_pages[layer]
-        rope_store_triton(q, k, v, batch.positions, cos, sin, k_pages, v_pages, batch.writes, batch.offsets, self.early)
+        rope_store_triton(q, k, v, *angles, k_pages, v_pages, batch.writes, batch.offsets, self.early)
         return self.attend(layer, q)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:

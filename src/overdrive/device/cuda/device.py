@@ -32,7 +32,8 @@ from overdrive.device.state import SlotState
 from overdrive.device.stream import InlineStream, Stream
 from overdrive.draft.padded import PaddedRoom
 from overdrive.machine import available_bytes
-from overdrive.model.transformer import Attention, Transformer
+from overdrive.model.ops import Attention
+from overdrive.model.transformer import Transformer
 from overdrive.types import MAX_DRAFTS
 
 ROWS, STEP_TOKENS, CHUNK = 256, 2048, 2048

@@ -23,7 +23,8 @@ from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.state import SlotState
 from overdrive.device.verify import Imposed
 from overdrive.draft.padded import PaddedDrafter
-from overdrive.model.transformer import Attention, Hidden, Transformer
+from overdrive.model.ops import Attention
+from overdrive.model.transformer import Hidden, Transformer
 from overdrive.types import Step
 
 Keyed = tuple[Hashable, Callable[[], object]]

@@ -11,7 +11,9 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from overdrive.device.cuda.attention import CudaAttention
 from overdrive.errors import OverdriveError
+from overdrive.model.ops import Angles, Attention
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 VECTOR = 8
@@ -98,6 +100,13 @@ class CudaOps:
             EARLY=self._early, Q_HEADS=q_heads, K_HEADS=k_heads, HALF=half, BLOCK_HEADS=height, BLOCK_HALF=block,
             num_warps=warps, launch_pdl=self._early,
         )  # fmt: skip
+
+    def attend(self, attention: Attention, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+        """Attention of this device rotates in the launch that stores."""
+        if isinstance(attention, CudaAttention):
+            return attention.rotate_and_attend(layer, q, k, v, angles)
+        self.rope(q, k, *angles)
+        return attention(layer, q, k, v)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2

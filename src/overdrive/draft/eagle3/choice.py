@@ -16,7 +16,7 @@ from overdrive.draft.eagle3.padded import PaddedEagleDrafter
 from overdrive.draft.eagle3.ring import TapRing
 from overdrive.draft.padded import PaddedRoom
 from overdrive.draft.room import Room
-from overdrive.model.transformer import Attention
+from overdrive.model.ops import Attention
 
 
 def least_window(chunk: int) -> int:

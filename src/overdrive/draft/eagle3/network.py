@@ -18,9 +18,9 @@ from torch import Tensor
 
 from overdrive.device.batch import Batch
 from overdrive.draft.eagle3.config import HeadConfig
-from overdrive.model.ops import Ops
+from overdrive.model.ops import Angles, Attention, Ops
 from overdrive.model.rope import rope_tables
-from overdrive.model.transformer import Attention, Layer, Linear
+from overdrive.model.transformer import Layer, Linear
 
 
 class HeadHidden(NamedTuple):
@@ -112,7 +112,9 @@ class EagleHead:
 
     def keys_values(self, features: Tensor, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer stores of T pairs, each [T, Hkv, D]: all that a head of one layer keeps of them."""
-        return self._qkv(self._layers[0], self._inputs(features, ids), places)[1:]
+        q, k, v = self._qkv(self._layers[0], self._inputs(features, ids))
+        self._ops.rope(q, k, *self._angles(places))
+        return k, v
 
     def _inputs(self, features: Tensor, ids: Tensor) -> Tensor:
         """What the first layer reads, [T, 2H]: the normed embedding and the normed feature, side by side."""
@@ -125,14 +127,16 @@ class EagleHead:
 
     def _attend(self, index: int, layer: Layer, x: Tensor, places: Tensor, attention: Attention) -> Tensor:
         """The attention block of one layer: [T, 2H] in the first one, else [T, H] -> [T, H]."""
-        return layer.output(attention(index, *self._qkv(layer, x, places)))
+        return layer.output(self._ops.attend(attention, index, *self._qkv(layer, x), self._angles(places)))
 
-    def _qkv(self, layer: Layer, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, Hq, D], keys and values [T, Hkv, D] of a layer, rotated: views of one product."""
+    def _angles(self, places: Tensor) -> Angles:
+        return Angles(places, self._cos, self._sin)
+
+    def _qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] of a layer, not rotated: views of one product."""
         heads, kv_heads = self.config.heads, self.config.kv_heads
         qkv = layer.qkv(x).view(-1, heads + 2 * kv_heads, self.config.head_dim)
         q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
-        self._ops.rope(q, k, places, self._cos, self._sin)
         return q, k, v
 
     def score(self, batch: Batch, features: Tensor, attention: Attention) -> HeadScored:
