@@ -11,7 +11,7 @@ offline: C prompts of 256 random ids submitted at once, greedy, no stop, prefix 
    with an EAGLE-3 head of the published shape at every K.
 steady: the rows are filled with prompts of each context length for real, then decode alone is timed over blocks of
    steps in which the arms take turns.
-idle: the share of decode time in which no kernel runs, from a profiler's trace.
+idle: the share of decode time in which no kernel runs, from a profiler's trace, and the kernels that take the rest.
 keep: steady decode of the engine that was started with a drafter and held at K = 0, over the one without, interleaved.
 """
 
@@ -114,8 +114,14 @@ def open_bench(args: argparse.Namespace, drafter: bool, console: Console) -> Ben
         device=DeviceOptions(device="cuda"),
     )
     started = time.perf_counter()
-    engine = build(args.model, options, lambda *_: None, controller=dial)
+    stages: dict[str, float] = {}
+
+    def progress(label: str, done: int, total: int) -> None:
+        stages[label] = time.perf_counter() - started
+
+    engine = build(args.model, options, progress, controller=dial)
     torch.cuda.synchronize()
+    console.print({label: f"until {seconds:.1f} s" for label, seconds in stages.items()})
     used = torch.cuda.memory_allocated() >> 20
     console.print(
         f"{'with' if drafter else 'without'} a drafter: ready in {time.perf_counter() - started:.1f} s, {used} MiB"
@@ -157,8 +163,20 @@ def steady(arms: Sequence[tuple[Bench, int]], rows: int, context: int, steps: in
     return rates
 
 
-def idle_share(bench: Bench, k: int, rows: int, context: int, steps: int = 30) -> float:
-    """Share of steady decode time in which no kernel and no copy runs."""
+@dataclass
+class Trace:
+    """What a profiler saw of steady decode. idle: share of the time in which nothing ran. step: microseconds.
+
+    kernels: name, launches and microseconds of each in a step.
+    """
+
+    idle: float
+    step: float
+    kernels: list[tuple[str, float, float]]
+
+
+def trace(bench: Bench, k: int, rows: int, context: int, steps: int = 30) -> Trace:
+    """Steady decode under the profiler."""
     bench.dial.drafts = 0
     bench.submit(rows, context, (steps + 40) * (k + 2), random.Random(0))
     bench.prefill(rows)
@@ -167,11 +185,8 @@ def idle_share(bench: Bench, k: int, rows: int, context: int, steps: int = 30) -
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         bench.decode(steps)
     bench.abort()
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    )
+    found = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((e.time_range.start, e.time_range.end) for e in found)
     # The first and last steps are cut off by the profiler's own start and end.
     begin, end = spans[len(spans) // 10][0], spans[-1 - len(spans) // 10][1]
     busy, reached = 0.0, begin
@@ -179,7 +194,12 @@ def idle_share(bench: Bench, k: int, rows: int, context: int, steps: int = 30) -
         start, stop = max(start, reached), min(stop, end)
         if stop > start:
             busy, reached = busy + stop - start, stop
-    return 1 - busy / (end - begin)
+    times: dict[str, list[float]] = {}
+    for event in found:
+        times.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
+    kernels = [(name, len(t) / steps, sum(t) / steps) for name, t in times.items()]
+    step = (spans[-1][1] - spans[0][0]) / steps
+    return Trace(1 - busy / (end - begin), step, sorted(kernels, key=lambda kernel: -kernel[2]))
 
 
 def table(console: Console, title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -239,8 +259,17 @@ def run_keep(args: argparse.Namespace, plain: Bench, drafting: Bench, console: C
 def run_idle(args: argparse.Namespace, drafting: Bench, console: Console) -> None:
     lines = []
     for rows in (1, 30, 250):
-        if rows <= max(args.rows):
-            lines.append([str(rows), *(f"{idle_share(drafting, k, rows, PROMPT):.1%}" for k in args.k)])
+        if rows > max(args.rows):
+            continue
+        traces = [trace(drafting, k, rows, PROMPT) for k in args.k]
+        lines.append([str(rows), *(f"{one.idle:.1%}" for one in traces)])
+        for k, one in zip(args.k, traces, strict=True):
+            head = ["kernel", "launches", "us", "share"]
+            most = [
+                [name[:70], f"{count:.1f}", f"{us:.0f}", f"{us / one.step:.1%}"]
+                for name, count, us in one.kernels[: args.kernels]
+            ]
+            table(console, f"{rows} rows, K = {k}: a step of {one.step:,.0f} us", head, most)
     table(console, "device idle in steady decode", ["rows", *(f"K = {k}" for k in args.k)], lines)
 
 
@@ -256,6 +285,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--max-len", type=int, default=8192)
+    parser.add_argument("--kernels", type=int, default=16, help="lines of each breakdown")
     parser.add_argument("--kv-tokens", type=int, default=0)
     args = parser.parse_args()
     console = Console(width=110)
