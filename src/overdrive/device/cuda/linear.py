@@ -149,12 +149,15 @@ def multiply_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def int8_tile(rows: int) -> tuple[int, int, int, int, int]:
-    """Rows, outputs and inputs of a tile, warps and stages. Few rows: narrow tiles, so that all of the chip reads."""
+    """Rows, outputs and inputs of a tile, warps and stages. Few rows: narrow tiles, so that all of the chip reads.
+
+    Within the 99 KiB of shared memory that smaller GPUs than Hopper's give a program.
+    """
     if rows <= 16:
         return 16, 32, 256, 4, 4
     if rows <= 64:
-        return 64, 64, 128, 4, 4
-    return 128, 128, 64, 8, 4
+        return 64, 64, 128, 4, 3
+    return 128, 128, 64, 8, 3
 
 
 class Int4Linear:
@@ -219,12 +222,12 @@ def multiply_int4(x: Tensor, codes: Tensor, scales: Tensor, least: Tensor, group
 
 
 def int4_tile(rows: int) -> tuple[int, int, int, int]:
-    """Rows and outputs of a tile, warps and stages; its inputs are a group."""
+    """Rows and outputs of a tile, warps and stages, within the same bounds; its inputs are a group."""
     if rows <= 16:
         return 16, 32, 4, 4
     if rows <= 64:
-        return 64, 64, 4, 4
-    return 128, 128, 8, 3
+        return 64, 64, 4, 3
+    return 128, 128, 8, 2
 
 
 def _check_multiple(precision: str, multiple: int, *widths: int) -> None:
