@@ -135,9 +135,11 @@ def test_pairs(device: str) -> None:
         assert torch.equal(got.next_positions, expected.next_positions)
         stand = int(expected.batch.offsets[-1])
         assert torch.equal(got.taps[:stand], expected.taps[:stand])
-        step_kernels.note_pairs(ours.state, ours.head, want)
-        steps.note_pairs(theirs.state, theirs.head, want)
+        offers = [at.drafts if want.newest else None for at in (ours, theirs)]
+        step_kernels.note_pairs(ours.state, ours.head, want, offers[0])
+        steps.note_pairs(theirs.state, theirs.head, want, offers[1])
         assert_equal(ours.head, theirs.head)
+        assert all(torch.equal(x, y) for x, y in zip(ours.drafts, theirs.drafts, strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)

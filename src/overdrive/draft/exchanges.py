@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from overdrive.types import PageEntry, Step
 
 
@@ -26,37 +24,42 @@ class Exchange(NamedTuple):
 
 
 class PageMirror:
-    """The page table of each slot as entries make it, and how often each page was given out."""
+    """The page table of each slot as entries make it, and how often each page was given out. Lists: most steps give a
+    page to a few slots."""
 
     def __init__(self, slots: int, columns: int, n_pages: int) -> None:
-        self._table, self._given = np.zeros((2, slots, columns), np.int64)
-        self._times = np.zeros(n_pages, np.int64)
+        self._nothing = [(0, 0)] * columns
+        self._tables = [self._nothing.copy() for _ in range(slots)]  # page, and how often it had been given out then
+        self._times = [0] * n_pages
 
     def enter(self, step: Step) -> list[Exchange]:
         """Follow a step's admissions and entries; what they exchange, in the order of `PageEntry`s."""
         for admission in step.admissions:
-            self._table[admission.slot] = 0
+            self._tables[admission.slot] = self._nothing.copy()
         exchanges: list[Exchange] = []
-        for entry in sorted(step.page_entries, key=lambda entry: not entry.shared):
-            exchanges += self._enter(entry)
+        for entry in step.page_entries:
+            if entry.shared:
+                exchanges += self._exchanges(entry)
+        for entry in step.page_entries:
+            if not entry.shared:
+                for page in entry.pages:
+                    self._times[page] += 1
+                self._write(entry)
         return exchanges
 
-    def _enter(self, entry: PageEntry) -> list[Exchange]:
-        pages, slot = np.array(entry.pages), entry.slot
-        columns = slice(entry.first, entry.first + len(pages))
-        replaced: list[Exchange] = []
-        if entry.shared:
-            old = self._table[slot, columns]
-            owned = self._given[slot, columns] == self._times[old]
-            replaced = [
-                Exchange(slot, entry.first + at, int(old[at]), entry.pages[at], int(owned[at]))
-                for at in np.flatnonzero((old != 0) & (old != pages)).tolist()
-            ]
-        else:
-            self._times[pages] += 1
-        self._table[slot, columns] = pages
-        self._given[slot, columns] = self._times[pages]
-        return replaced
+    def _exchanges(self, entry: PageEntry) -> list[Exchange]:
+        table, found = self._tables[entry.slot], []
+        for column, page in enumerate(entry.pages, start=entry.first):
+            old, times = table[column]
+            if old not in (0, page):
+                found.append(Exchange(entry.slot, column, old, page, int(times == self._times[old])))
+        self._write(entry)
+        return found
+
+    def _write(self, entry: PageEntry) -> None:
+        table = self._tables[entry.slot]
+        for column, page in enumerate(entry.pages, start=entry.first):
+            table[column] = page, self._times[page]
 
 
 def rounds(exchanges: list[Exchange]) -> list[list[Exchange]]:

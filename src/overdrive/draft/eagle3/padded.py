@@ -87,13 +87,11 @@ class PaddedEagleDrafter:
         pairs = self._steps.plan_pairs(self._state, self._slots, wanted, self._firsts)
         attention = self._room.attend(self._kv, self._head.config, pairs.batch, width, False)
         scored = self._head.score(pairs.batch, self._head.fuse(pairs.taps), attention)
-        self._steps.note_pairs(self._state, self._slots, wanted)
+        self._steps.note_pairs(self._state, self._slots, wanted, drafts)
         self._draw(rows, drafts, 0, scored.logits, pairs.next_positions)
         for depth in range(1, drafts.tokens.shape[1]):
             scored, positions = self._feed(rows, drafts, depth, pairs, scored.feedback)
             self._draw(rows, drafts, depth, scored.logits, positions)
-        drafts.counts.copy_(rows.drafts)
-        drafts.sources.zero_()
 
     def _feed(
         self, rows: DescribedRows, drafts: PaddedDrafts, depth: int, pairs: Pairs, feedback: Tensor

@@ -86,7 +86,7 @@ def _fed(wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
     return wanted.fed.rows, wanted.fed.batch.offsets, wanted.fed.batch.positions
 
 
-def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted) -> None:
+def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, offers: PaddedDrafts | None = None) -> None:
     """As `steps.note_pairs`: a program for each row."""
     _note_pairs[(len(wanted.slots),)](
         wanted.slots,
@@ -98,6 +98,8 @@ def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted) -> None:
         *_fed(wanted),
         state.page_table,
         head.marks,
+        offers.counts if offers else wanted.most,
+        offers.sources if offers else wanted.most,
         wanted.width,
         head.window,
         state.page_table.shape[1],
@@ -105,6 +107,7 @@ def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted) -> None:
         FED=wanted.fed is not None,
         SIZE=state.page_size,
         ONE_LAYER=head.one_layer,
+        OFFERED=offers is not None,
         num_warps=1,
     )
 
@@ -253,16 +256,20 @@ def _plan_pairs(
         tl.store(taps + token.to(tl.int64) * WIDTH + column, values, mask=column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=_SLOTS)
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=[*_SLOTS, "counts", "sources"])
 def _note_pairs(
-    slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, page_table, marks, width, window,
-    columns, NEWEST: tl.constexpr, FED: tl.constexpr, SIZE: tl.constexpr, ONE_LAYER: tl.constexpr,
+    slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, page_table, marks,
+    counts, sources, width, window, columns, NEWEST: tl.constexpr, FED: tl.constexpr, SIZE: tl.constexpr,
+    ONE_LAYER: tl.constexpr, OFFERED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot, begin, count, gap, gap_end, _, _ = _extent(
         row, row >= 0, slots, most, computed, stops, oldest, gaps, fed_rows, fed_offsets, fed_positions, width, window,
         NEWEST, FED,
     )  # fmt: skip
+    if OFFERED:
+        tl.store(counts + row, tl.load(most + row))
+        tl.store(sources + row, slot * 0)
     if count > 0:
         stop = begin + count
         tl.store(stops + slot, stop)
@@ -280,16 +287,16 @@ def _note_pairs(
     do_not_specialize_on_alignment=["slots", "caps", "tokens", "lengths"],
 )
 def _plan_drafts(
-    slots, caps, tokens, lengths, page_table, out, n_rows, depth, token_stride, depth_stride, most, columns,
+    slots, caps, tokens, lengths, page_table, out, n_rows, depth, token_stride, depth_stride, end, columns,
     SIZE: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out: [4, R] ids, places, writes, next positions. most: positions of the history."""
+    """out: [4, R] ids, places, writes, next positions. end: positions of the history."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = row < n_rows
     slot = tl.load(slots + row, mask=live, other=0)
     position = tl.load(lengths + slot, mask=live, other=0) - 1 + depth
     going = tl.load(caps + row, mask=live, other=0) > depth
-    place = tl.where(going, tl.minimum(position, most - 1), PLACE)
+    place = tl.where(going, tl.minimum(position, end - 1), PLACE)
     ids = tl.load(tokens + row * token_stride + (depth - 1) * depth_stride, mask=going, other=0)
     page = tl.load(page_table + slot * columns + place // SIZE, mask=going, other=0).to(tl.int64)
     tl.store(out + row, ids, mask=live)

@@ -144,8 +144,14 @@ def flat_places(state: SlotState, slots: Tensor, places: Tensor) -> Tensor:
     return state.page_table[slots, places // state.page_size] * state.page_size + places % state.page_size
 
 
-def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted) -> None:
-    """What `plan_pairs` planned of the same values has been read: stops, gaps, and marks of pages that became whole."""
+def note_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, offers: PaddedDrafts | None = None) -> None:
+    """What `plan_pairs` planned of the same values has been read: stops, gaps, and marks of pages that became whole.
+
+    offers: the drafts of these rows, which are as many as they want, from the 0th source.
+    """
+    if offers is not None:
+        offers.counts.copy_(wanted.most)
+        offers.sources.zero_()
     size, slots = state.page_size, wanted.slots
     begins, counts, gaps = extent(state, head, wanted)
     stops = begins + counts
