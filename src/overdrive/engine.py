@@ -199,7 +199,7 @@ def _build(
     limits = limits_of(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
-    stream = device.open_stream()
+    stream = device.open_stream(company.wait)
     parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, options, ranks)
     runner = device.open_runner(parts, stream, progress)
     company.await_ready()

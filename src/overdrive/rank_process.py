@@ -25,6 +25,7 @@ from overdrive.device.parallel.link import (
     Start,
     end_with_leader,
 )
+from overdrive.device.stream import synchronize
 from overdrive.draft import NoDrafts
 from overdrive.engine import limits_of
 from overdrive.errors import OverdriveError, one_line
@@ -65,7 +66,7 @@ def follow(link: FollowerEnd, rank: int) -> None:
     if isinstance(message, Open):
         model, limits = loaded.transformer, limits_of(loaded, options)
         parts = Parts(model, NoDrafts(), limits, message.n_pages, message.drafts, options, ranks)
-        runner = device.open_runner(parts, device.open_stream(), progress)
+        runner = device.open_runner(parts, device.open_stream(synchronize), progress)
         link.send(Ready())
         run_steps(link, runner, device.lookahead)
 

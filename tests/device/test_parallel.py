@@ -171,6 +171,22 @@ def test_a_follower_that_fails_at_start_is_named(what: str, said: str) -> None:
         followers.close()
 
 
+def test_nobody_waits_for_a_device_that_waits_for_a_lost_rank() -> None:
+    class Never:
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            raise AssertionError("this would take for ever")
+
+    followers = Followers(2, {"WHAT": "says nothing"}, "tests.device.faulty_rank")
+    try:
+        with pytest.raises(RuntimeError, match=r"^rank 1 ended unexpectedly \(exit code 3\)$"):
+            followers.wait(Never())
+    finally:
+        followers.close()
+
+
 def test_a_follower_that_hangs_is_ended() -> None:
     followers = Followers(2, {"WHAT": "hangs"}, "tests.device.faulty_rank")
     followers.give_up("enough")

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 import msgspec
+import torch
 
+from overdrive.config import DraftOptions, EngineOptions
 from overdrive.device.attention.reference import PagedKV
+from overdrive.device.base import DraftingRunner, Parts
+from overdrive.device.cuda.device import CudaDevice
+from overdrive.device.cuda.runner import CudaRunner
 from overdrive.device.parallel.followers import LeadingRunner
 from overdrive.device.parallel.following import undrawn
 from overdrive.device.parallel.link import End, Run, ToFollower, encode, for_followers
@@ -15,14 +21,17 @@ from overdrive.device.parallel.ranks import Ranks
 from overdrive.device.runner import Runner
 from overdrive.device.sampling import SamplingState
 from overdrive.device.state import SlotState
-from overdrive.device.stream import InlineStream
-from overdrive.draft import NoDrafts, Room
+from overdrive.device.stream import InlineStream, Stream
+from overdrive.draft import Choice, NoDrafts, Room
+from overdrive.loop import Runner as LoopRunner
 from overdrive.model.dummy import random_transformer, tiny_config
+from overdrive.policy.controller import Controller
 from overdrive.rank_process import run_steps
-from overdrive.types import Step
+from overdrive.types import MAX_DRAFTS, Step
 from tests.together import Meeting, ThreadRanks
 
-from .tiny_engine import MAX_MODEL_LEN, VOCAB, device, tiny_bench
+from .bench import Bench
+from .tiny_engine import VOCAB, Bounds, around, device, tiny_bench
 
 CONFIG = tiny_config(VOCAB)
 
@@ -56,27 +65,22 @@ class Crew:
         for thread in self._threads:
             thread.join()
 
-    def bench(self, stream, controller, make_drafter, *, n_pages: int = 200, page_size: int = 4, max_rows=5, **rest):
-        """As `tiny_bench`, with this crew behind it."""
-        for ranks, link in zip(self._ranks[1:], self._links, strict=True):
-            runner = follower(ranks, n_pages, page_size, max_rows)
-            self._threads.append(threading.Thread(target=self._follow, args=(link, runner)))
-            self._threads[-1].start()
-        leader = self._ranks[0]
-        return tiny_bench(
-            stream,
-            controller,
-            make_drafter,
-            n_pages=n_pages,
-            page_size=page_size,
-            max_rows=max_rows,
-            model=random_transformer(CONFIG, ranks=leader),
-            ranks=leader,
-            lead=lambda runner: LeadingRunner(runner, self._tell_step, self._give_up),
-            **rest,
-        )
+    @property
+    def leader(self) -> Ranks:
+        """Rank 0's end of what ranks exchange."""
+        return self._ranks[0]
 
-    def _follow(self, link: QueuedLink, runner: Runner) -> None:
+    def follow(self, make: Callable[[Ranks], DraftingRunner]) -> None:
+        """Start every follower, with a runner of its own."""
+        for ranks, link in zip(self._ranks[1:], self._links, strict=True):
+            self._threads.append(threading.Thread(target=self._follow, args=(link, make(ranks))))
+            self._threads[-1].start()
+
+    def lead(self, runner: DraftingRunner) -> LoopRunner:
+        """Rank 0's runner, which the others follow."""
+        return LeadingRunner(runner, self._tell_step, self._give_up)
+
+    def _follow(self, link: QueuedLink, runner: DraftingRunner) -> None:
         try:
             run_steps(link, runner, lookahead=0)
         except Exception as error:
@@ -94,12 +98,38 @@ class Crew:
         raise AssertionError(f"{reason}: {self.errors}")
 
 
-def follower(ranks: Ranks, n_pages: int, page_size: int, max_rows: int) -> Runner:
+def divided_bench(crew: Crew, stream: Stream, controller: Controller, make_drafter, **bounds) -> Bench:
+    """As `tiny_bench`, with a crew behind it."""
+    given = Bounds(**bounds)
+    crew.follow(lambda ranks: follower(ranks, given))
+    model = random_transformer(CONFIG, ranks=crew.leader)
+    return tiny_bench(stream, controller, make_drafter, model=model, ranks=crew.leader, lead=crew.lead, **bounds)
+
+
+def follower(ranks: Ranks, given: Bounds) -> Runner:
     """A rank's device side as `rank_process` sets it up: nobody drafts, nothing is drawn."""
     model = random_transformer(CONFIG, ranks=ranks)
-    state = SlotState(max_rows, MAX_MODEL_LEN, page_size)
-    sampling = SamplingState(max_rows, VOCAB, model.dtype)
-    kv = PagedKV.allocate(model.config, n_pages, page_size, model.dtype)
-    drafter = NoDrafts().open(Room(device(), state, sampling, undrawn, n_pages))
+    state = SlotState(given.max_rows, given.max_model_len, given.page_size)
+    sampling = SamplingState(given.max_rows, VOCAB, model.dtype)
+    kv = PagedKV.allocate(model.config, given.n_pages, given.page_size, model.dtype)
+    drafter = NoDrafts().open(Room(device(), state, sampling, undrawn, given.n_pages))
     forward = device().forward(model, kv)
     return Runner(forward, model.logits, state, sampling, undrawn, drafter, InlineStream(), ranks=ranks)
+
+
+def padded_divided_bench(
+    crew: Crew, stream: Stream, controller: Controller, choice: Choice, acceptance: str = "", **bounds
+) -> Bench:
+    """As `padded_bench`, with a crew behind it."""
+    given = Bounds(**bounds)
+    crew.follow(lambda ranks: padded_runner(ranks, InlineStream(), NoDrafts(), given, acceptance))
+    runner = padded_runner(crew.leader, stream, choice, given, acceptance)
+    return around(given, controller, runner.sources, crew.lead(runner))
+
+
+def padded_runner(ranks: Ranks, stream: Stream, choice: Choice, given: Bounds, acceptance: str = "") -> CudaRunner:
+    """A rank's CUDA runner, on a CPU."""
+    options = EngineOptions(draft=DraftOptions(simulate_acceptance=acceptance))
+    model = random_transformer(CONFIG, ranks=ranks)
+    parts = Parts(model, choice, given.limits(), given.n_pages, MAX_DRAFTS, options, ranks)
+    return CudaDevice(torch.device("cpu")).assemble(parts, stream)

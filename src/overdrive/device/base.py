@@ -11,7 +11,7 @@ import torch
 from overdrive.config import EngineOptions
 from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.sampling import SamplingState
-from overdrive.device.stream import Stream
+from overdrive.device.stream import Stream, Wait
 from overdrive.device.verify import Imposed
 from overdrive.loop import Runner
 from overdrive.policy.imposed import conditional_rates, parse_survival
@@ -79,8 +79,8 @@ class Device(Protocol):
         """Memory that the KV cache and what stands beside it may take, the model being loaded."""
         ...
 
-    def open_stream(self) -> Stream:
-        """A stream for launches."""
+    def open_stream(self, wait: Wait) -> Stream:
+        """A stream for launches. wait: how the host is to wait for a device that may need others."""
         ...
 
     def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> DraftingRunner:

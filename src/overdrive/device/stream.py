@@ -26,6 +26,27 @@ class Event(Protocol):
         ...
 
 
+class Point(Protocol):
+    """A point in a device's own queue, as its driver tells of it."""
+
+    def query(self) -> bool:
+        """Whether everything before it has run."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until everything before it has run."""
+        ...
+
+
+Wait = Callable[[Point], None]
+"""How a host waits for a point. Raises RuntimeError when it will never come."""
+
+
+def synchronize(point: Point) -> None:
+    """`Wait` for what this device does alone."""
+    point.synchronize()
+
+
 class Stream(Protocol):
     """Runs launches one after the other."""
 

@@ -24,7 +24,7 @@ from overdrive.device.runner import Forward, Runner
 from overdrive.device.sampling import Sampler, SamplingState, sample
 from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps
-from overdrive.device.stream import InlineStream, Stream, ThreadStream
+from overdrive.device.stream import InlineStream, Stream, ThreadStream, Wait, synchronize
 from overdrive.draft.room import Room
 from overdrive.machine import available_bytes, usable_cores
 from overdrive.model.transformer import Transformer
@@ -106,8 +106,11 @@ class CpuDevice:
         rest = stream, self.steps, parts.ranks, imposed
         return Runner(forward, model.logits, state, sampling, sampler, drafter, *rest)
 
-    def open_stream(self) -> Stream:
-        """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise."""
+    def open_stream(self, wait: Wait = synchronize) -> Stream:
+        """A stream for launches: a worker thread when host work is to overlap, the caller's own otherwise.
+
+        What launches wait for raises errors by itself.
+        """
         return ThreadStream(_one_torch_thread) if self.lookahead else InlineStream(_one_torch_thread)
 
     def forward(self, model: Transformer, kv: PagedKV, taps: Sequence[int] = ()) -> Forward:

@@ -29,7 +29,7 @@ from overdrive.device.cuda.stream import CudaStream
 from overdrive.device.cuda.timing import CudaLaps, NoLaps
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
-from overdrive.device.stream import InlineStream, Stream
+from overdrive.device.stream import InlineStream, Stream, Wait
 from overdrive.draft.padded import PaddedRoom
 from overdrive.machine import available_bytes
 from overdrive.model.ops import Attention
@@ -69,9 +69,9 @@ class CudaDevice:
         unused = int((1 - options.memory.device_share) * total)
         return free_bytes(self.torch_device) - unused - step_bytes(options, model)
 
-    def open_stream(self) -> Stream:
+    def open_stream(self, wait: Wait) -> Stream:
         """The stream that all launches of an engine go to."""
-        return CudaStream(self.torch_device) if self.torch_device.type == "cuda" else InlineStream()
+        return CudaStream(self.torch_device, wait) if self.torch_device.type == "cuda" else InlineStream()
 
     def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> CudaRunner:
         """Slots, pages, sampler and drafter around a model; its steps recorded where the options say so."""

@@ -76,12 +76,9 @@ class Launches:
 
     def draft(self, shape: StepShape, views: StepViews, width: int) -> Keyed:
         """The drafts of the rows that want any. width: of `PaddedDrafter.widths`."""
-        return ("draft", shape.rows, shape.queries, width), lambda: self.run_draft(views, width)
-
-    def run_draft(self, views: StepViews, width: int) -> None:
-        """`draft`, as it is written."""
-        self.drafter.propose(views.rows, views.drafts, width)
-        self.ranks.share(views.drafts.tokens, views.drafts.counts)
+        return ("draft", shape.rows, shape.queries, width), lambda: self.drafter.propose(
+            views.rows, views.drafts, width
+        )
 
     def forward(self, shape: StepShape, views: StepViews) -> Keyed:
         """The target's pass over known tokens and drafts, up to the hidden states whose logits are wanted."""
@@ -89,6 +86,8 @@ class Launches:
 
     def run_forward(self, shape: StepShape, views: StepViews) -> Hidden:
         """`forward`, as it is written."""
+        if shape.drafts:  # here, since how often proposals are recorded is each rank's drafter's matter
+            self.ranks.share(views.drafts.tokens, views.drafts.counts)
         flatten(self.state, views.rows, views.drafts.tokens, views.drafts.counts, views.batch, views.layout)
         attention = self.attend(views.batch, shape.queries, shape.mixed)
         hidden = self.model.forward(views.batch, attention, self.drafter.taps)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from overdrive.device.stream import Launch, StreamError
+from overdrive.device.stream import Launch, StreamError, Wait, synchronize
 
 
 class CudaEvent:
     """A point in a CUDA stream."""
 
-    def __init__(self, stream: torch.cuda.Stream, error: BaseException | None) -> None:
+    def __init__(self, stream: torch.cuda.Stream, error: BaseException | None, wait: Wait) -> None:
         self._error = error
+        self._wait = wait
         self._event = torch.cuda.Event()
         if error is None:
             self._event.record(stream)
@@ -19,7 +20,7 @@ class CudaEvent:
     def wait(self) -> None:
         if self._error is None:
             try:
-                self._event.synchronize()
+                self._wait(self._event)
             except RuntimeError as error:
                 self._error = error
         if self._error is not None:
@@ -32,7 +33,9 @@ class CudaStream:
     After a failure launches are skipped until the error has been cleared, as on every stream.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, wait: Wait = synchronize) -> None:
+        """wait: for work that may need other devices too."""
+        self._wait = wait
         self.stream = torch.cuda.Stream(device)
         self._error: BaseException | None = None
 
@@ -46,7 +49,7 @@ class CudaStream:
             self._error = error
 
     def record(self) -> CudaEvent:
-        return CudaEvent(self.stream, self._error)
+        return CudaEvent(self.stream, self._error, self._wait)
 
     def clear_error(self) -> None:
         """What failed was the launch; what it may have left running is waited for."""

@@ -32,6 +32,7 @@ from overdrive.device.parallel.link import (
     encode,
     for_followers,
 )
+from overdrive.device.stream import Point
 from overdrive.errors import OverdriveError
 from overdrive.types import Step
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 WORKER = "overdrive.rank_process"
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.2  # between two looks at the others while one waits for the device
 END_SECONDS = 3.0  # for a follower to end by itself
 HEADSTART_SECONDS = 1.0  # for the reason to arrive from a process that is ending
 
@@ -134,6 +136,18 @@ class Followers:
         """Returns when every rank can run steps."""
         self._await(Ready)
 
+    def wait(self, point: Point) -> None:
+        """Wait for a point that all ranks must reach. Raises RuntimeError when one of them is gone.
+
+        Asks the driver without a pause, as its own waiting does: a pause would be longer than what is left of a step.
+        """
+        looked = time.monotonic()
+        while not point.query():
+            if time.monotonic() - looked > LOOK_SECONDS:
+                if self.failure:
+                    raise RuntimeError(self.failure)
+                looked = time.monotonic()
+
     def lead(self, runner: Runner[F]) -> Runner[F]:
         """`runner`, whose steps the others run too."""
         return LeadingRunner(runner, self.tell, self.give_up)
@@ -180,6 +194,8 @@ class Company(Protocol):
 
     def await_ready(self) -> None: ...
 
+    def wait(self, point: Point) -> None: ...
+
     def lead(self, runner: Runner[F]) -> Runner[F]: ...
 
     def close(self) -> None: ...
@@ -198,6 +214,9 @@ class Nobody:
 
     def await_ready(self) -> None:
         """Nobody is awaited."""
+
+    def wait(self, point: Point) -> None:
+        point.synchronize()
 
     def lead(self, runner: Runner[F]) -> Runner[F]:
         return runner
