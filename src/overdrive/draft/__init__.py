@@ -125,7 +125,7 @@ def compile_drafters() -> None:
     first = torch.zeros(1, dtype=torch.int64)
     one_each(state, first, first, first, 0, gaps)
     PageMarks(1, 1)
-    TapRing(1, 1, 1, 1, 1, torch.float32)
+    TapRing(state, 1, 1, 1, torch.float32)
 
 
 def _small(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:

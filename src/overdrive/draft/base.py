@@ -23,7 +23,7 @@ class Drafts(NamedTuple):
 
 
 class Fed(NamedTuple):
-    """A settled forward pass: what it fed and what came of it.
+    """A settled forward pass: what it fed and what came of it. All tensors are contiguous.
 
     slots, known, counts: [R] int64 (all slots differ). tokens: [R, K+1] int64: `tokens[r, :counts[r]]` became the
     newest tokens of `slots[r]`. Of row r's part of the batch the first `known[r] + max(counts[r] - 1, 0)` tokens stand;

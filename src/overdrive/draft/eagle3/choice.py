@@ -53,8 +53,8 @@ class EagleChoice:
         return (self.window + 1) * self._width * self.dtype.itemsize
 
     def open(self, room: Room) -> EagleDrafter:
-        config, head, page_size = self.head.config, self.head, room.state.page_size
-        kv = PagedKV.allocate(config, room.n_pages, page_size, self.dtype)
+        config, head = self.head.config, self.head
+        kv = PagedKV.allocate(config, room.n_pages, room.state.page_size, self.dtype)
 
         def read(batch: Batch, attention: Attention, taps: Tensor) -> HeadScored:
             return head.score(batch, head.fuse(taps), attention)
@@ -63,7 +63,7 @@ class EagleChoice:
             return head.score(batch, feedback, attention)
 
         passes = HeadPasses(room.device.record(read, kv, config), room.device.record(feed, kv, config))
-        ring = TapRing(room.slots, self.window, room.n_pages, page_size, self._width, self.dtype)
+        ring = TapRing(room.state, self.window, room.n_pages, self._width, self.dtype)
         return EagleDrafter(head, passes, kv, ring, room.n_pages, room.state, room.sampling, room.sampler)
 
     def open_padded(self, room: PaddedRoom) -> PaddedEagleDrafter:

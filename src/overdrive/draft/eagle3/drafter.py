@@ -138,7 +138,7 @@ class EagleDrafter:
 
     def absorb(self, fed: Fed) -> None:
         """Keep the taps of what stands."""
-        self._ring.keep(fed, self._table, self._computed)
+        self._ring.keep(fed)
 
     def extend(self, slots: Tensor, drafts: int) -> None:
         """Read all pairs of these slots whose places have pages for certain, which leaves the newest to a proposal.

@@ -7,14 +7,26 @@ Writing here is all that a step without drafts costs.
 
 from __future__ import annotations
 
+import ctypes
+import struct
+
 import numba
 import numpy as np
 import torch
+from numba import cfunc
+from numba.core.ccallback import CFunc
 from numpy.typing import NDArray
 from torch import Tensor
 
 from overdrive.device.batch import Batch
+from overdrive.device.cpu.copies import copy_bytes
+from overdrive.device.cpu.fingerprint import SOURCE
+from overdrive.device.cpu.memory import load_int, load_int32, load_ints
+from overdrive.device.cpu.team import Native
+from overdrive.device.state import SlotState
 from overdrive.draft.base import Fed
+
+_FIXED, _OF_STEP = struct.Struct("8q"), struct.Struct("6q")
 
 
 class TapRing:
@@ -23,38 +35,43 @@ class TapRing:
     width: values of a position, all taps side by side. window: positions kept of each slot.
     """
 
-    def __init__(self, slots: int, window: int, n_pages: int, page_size: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, state: SlotState, window: int, n_pages: int, width: int, dtype: torch.dtype) -> None:
         self.window = window
-        self._page_size = page_size
         # Claimed but not touched: a slot or page costs memory from its first use on.
-        self.taps = _untouched((slots, window, width), dtype)
+        self.taps = _untouched((len(state.lengths), window, width), dtype)
         self.page_taps = _untouched((n_pages, width), dtype)
-        self._rings, self._beside = self.taps.numpy(), self.page_taps.numpy()
-        self._compile()
+        self._rings = self.taps.numpy()
+        self._table, self._computed = state.page_table, state.computed  # the kernel reads them where they stand
+        self._keep = Native(keep_kernel())
+        self._arguments = ctypes.create_string_buffer(_FIXED.size + _OF_STEP.size)
+        self._address = ctypes.addressof(self._arguments)
+        line = width * dtype.itemsize
+        _FIXED.pack_into(
+            self._arguments, 0,
+            self.taps.data_ptr(), self.page_taps.data_ptr(), self._table.data_ptr(), 4 * self._table.stride(0),
+            self._computed.data_ptr(), window, line, state.page_size,
+        )  # fmt: skip
+        none = np.zeros(0, np.int64)  # compiles here, not under the first request
+        _gather(self._rings, none, none, none, np.zeros((0, 1), self._rings.dtype))
 
     @staticmethod
     def bytes_of(slots: int, window: int, n_pages: int, width: int, itemsize: int) -> int:
         """Memory that a ring of this size may come to use."""
         return (slots * window + n_pages) * width * itemsize
 
-    def keep(self, fed: Fed, table: NDArray[np.int32], computed: NDArray[np.int64]) -> None:
-        """Take the taps of the positions that stand, the last of which is `computed[slot] - 1`.
+    def keep(self, fed: Fed) -> None:
+        """Take the taps of the positions that stand, the last of which is now the slot's `computed - 1`.
 
-        table: [slots, W], the page table. computed: [slots], as it is after the step. Every step pays for this, drafted
-        for or not: no tensor is asked for that another one tells of.
+        Every step pays for this, drafted for or not, and finds its code gone from the caches since the last: it is one
+        native call with addresses: arrays made of the tensors would cost more than the copies.
         """
-        _keep(
-            self._rings,
-            self._beside,
-            fed.taps.numpy(),
-            fed.batch.offsets.numpy(),
-            table,
-            computed,
-            fed.slots.numpy(),
-            fed.known.numpy(),
-            fed.counts.numpy(),
-            self._page_size,
-        )
+        taps, slots = fed.taps, fed.slots
+        _OF_STEP.pack_into(
+            self._arguments, _FIXED.size,
+            taps.data_ptr(), fed.batch.offsets.data_ptr(), slots.data_ptr(), fed.known.data_ptr(),
+            fed.counts.data_ptr(), len(slots),
+        )  # fmt: skip
+        self._keep(self._address)
 
     def gather(self, batch: Batch, slots: NDArray[np.int64]) -> Tensor:
         """Taps of the pairs at the batch's places, [T, width]: those of the position before each place.
@@ -65,13 +82,6 @@ class TapRing:
         _gather(self._rings, slots, batch.rows.numpy(), batch.positions.numpy(), out.numpy())
         return out
 
-    def _compile(self) -> None:
-        """Here, and not under the first request."""
-        none, table = np.zeros(0, np.int64), np.zeros((1, 1), np.int32)
-        taps = np.zeros((0, 1), self._rings.dtype)
-        _keep(self._rings, self._beside, taps, none, table, none, none, none, none, self._page_size)
-        _gather(self._rings, none, none, none, taps)
-
     def restore(self, slot: int, position: int, page: int) -> None:
         """The taps of a slot's `position`, the last one of `page`, from beside that page."""
         self.taps[slot, position % self.window] = self.page_taps[page]
@@ -81,18 +91,28 @@ def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
-@numba.njit(cache=True, nogil=True)
-def _keep(ring, page_taps, taps, offsets, table, computed, slots, known, counts, size):
-    window = ring.shape[1]
-    for row in range(len(slots)):
-        slot, begin = slots[row], offsets[row]
-        stands = known[row] + max(counts[row] - 1, 0)
-        for token in range(begin, begin + stands):
-            position = computed[slot] - stands + token - begin
-            if token >= begin + stands - window:
-                ring[slot, position % window] = taps[token]
-            if (position + 1) % size == 0:
-                page_taps[table[slot, position // size]] = taps[token]
+def keep_kernel() -> CFunc:
+    """Kernel of one address: the words that `TapRing` lays out."""
+    source = SOURCE
+
+    @cfunc("void(int64)", cache=True, error_model="numpy")
+    def kernel(a):
+        source  # noqa: B018  (makes the source part of the cache key)
+        ring, beside, table, table_line, computed, window, line, size = load_ints(a, 8)
+        taps, offsets, slots, known, counts, rows = load_ints(a + 64, 6)
+        for row in range(rows):
+            slot = load_int(slots + 8 * row)
+            stands = load_int(known + 8 * row) + max(load_int(counts + 8 * row) - 1, 0)
+            first, position = load_int(offsets + 8 * row), load_int(computed + 8 * slot) - stands
+            for token in range(stands):
+                tap, at = taps + (first + token) * line, position + token
+                if token >= stands - window:
+                    copy_bytes(tap, ring + (slot * window + at % window) * line, line)
+                if (at + 1) % size == 0:
+                    page = load_int32(table + slot * table_line + at // size * 4)
+                    copy_bytes(tap, beside + page * line, line)
+
+    return kernel
 
 
 @numba.njit(cache=True, nogil=True)
