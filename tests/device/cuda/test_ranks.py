@@ -58,8 +58,9 @@ def check_sums(ranks: NcclRanks) -> None:
         for rows, width in ((1, 64), (1, 8192), (3, 40), (64, 8192), (257, 8192), (1024, 8192)):
             mine = numbers(ranks.rank, rows, width, dtype)
             expected = sum(numbers(rank, rows, width, dtype) for rank in range(COUNT))
-            for _ in range(3):  # the memory between the GPUs is used again
-                assert torch.equal(ranks.sum(mine.clone()), expected), (dtype, rows, width)
+            for times in range(1, 6):  # the memory between the GPUs is used again, for other numbers
+                found = ranks.sum(mine * times)
+                assert torch.equal(found, expected * times), (dtype, rows, width, times)
 
 
 def check_the_rest(ranks: NcclRanks) -> None:

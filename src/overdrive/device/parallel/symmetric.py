@@ -20,6 +20,8 @@ MAPPED_BYTES = 8 << 20
 ONE_SHOT_BYTES = {2: MAPPED_BYTES, 3: 1 << 20, 4: 512 << 10}
 """By ranks: up to this size one shot wins. More ranks: 256 KiB."""
 
+TWO_SHOTS = (4, 8)  # ranks that torch has such kernels for
+
 DTYPES = (torch.bfloat16, torch.float32)  # what torch's kernels take
 ALIGNMENT = 16  # bytes a thread reads at once
 
@@ -56,20 +58,21 @@ class MappedSum:
         assert group is not None
         self._name = group.group_name
         self._one_shot = ONE_SHOT_BYTES.get(count, 256 << 10)
+        self._most = MAPPED_BYTES if count in TWO_SHOTS else self._one_shot
         buffer = symmetric.empty(MAPPED_BYTES, dtype=torch.uint8, device=device)
         symmetric.rendezvous(buffer, self._name)
         self._buffers = {dtype: buffer.view(dtype) for dtype in DTYPES}
 
     def takes(self, x: Tensor) -> bool:
-        return x.dtype in DTYPES and 0 < x.nbytes <= MAPPED_BYTES and x.nbytes % ALIGNMENT == 0
+        return x.dtype in DTYPES and 0 < x.nbytes <= self._most and x.nbytes % ALIGNMENT == 0
 
     def sum(self, x: Tensor) -> Tensor:
-        buffer, kernels = self._buffers[x.dtype], torch.ops.symm_mem
+        mine = self._buffers[x.dtype][: x.numel()].view(x.shape)
+        # A launch of its own: the kernel that would copy too tells the others before all of its threads have copied.
+        mine.copy_(x)
         if x.nbytes <= self._one_shot:
-            return kernels.one_shot_all_reduce_copy(buffer, x, "sum", self._name)
-        mine = buffer[: x.numel()]
-        mine.copy_(x.view(-1))
-        return kernels.two_shot_all_reduce_out(mine, "sum", self._name, torch.empty_like(x).view(-1)).view_as(x)
+            return torch.ops.symm_mem.one_shot_all_reduce(mine, "sum", self._name)
+        return torch.ops.symm_mem.two_shot_all_reduce_out(mine, "sum", self._name, torch.empty_like(x))
 
 
 def open_mapped_sum(device: torch.device, count: int) -> Summation:
@@ -86,5 +89,6 @@ def open_mapped_sum(device: torch.device, count: int) -> Summation:
 
 def _adds_up(mapped: Summation, device: torch.device, count: int) -> bool:
     """Whether small and large tensors of both kinds come out right."""
-    ones = [torch.ones(size, dtype=dtype, device=device) for dtype in DTYPES for size in (64, MAPPED_BYTES // 4)]
-    return all(bool((mapped.sum(x) == count).all()) for x in ones)
+    sizes = (64, 1 << 14, MAPPED_BYTES // 4)
+    ones = [torch.ones(size, dtype=dtype, device=device) for dtype in DTYPES for size in sizes]
+    return all(bool((mapped.sum(x) == count).all()) for x in ones if mapped.takes(x))
