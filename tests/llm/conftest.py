@@ -32,9 +32,9 @@ def tiny_model(tmp_path_factory):
     return write_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-def write_tiny(folder):
-    """The tiny model's config and template, without weights."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def write_tiny(folder, **changes):
+    """The tiny model's config and template, without weights. changes: of config.json."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
     (folder / "template.jinja").write_text(TEMPLATE)
     return folder
 
