@@ -72,7 +72,7 @@ def cuda_form(precision: Precision, device: torch.device) -> Form:
         raise OverdriveError(f"precision 'fp8' needs a GPU of compute capability 8.9 or more; {device} has less")
     dtype = _CUDA_DTYPES.get(precision, torch.bfloat16)
     kernels = device.type == "cuda" and dtype in FLOATS
-    ops = CudaOps(dtype, device) if kernels else TorchOps(dtype, device)
+    ops = CudaOps(dtype, device, early=True) if kernels else TorchOps(dtype, device)
     dense = dense_factory(dtype, device)
     linears = quantised_factory(_CUDA_LINEARS[precision], dtype, device) if precision in _CUDA_LINEARS else dense
     half = dtype in (torch.bfloat16, torch.float16)

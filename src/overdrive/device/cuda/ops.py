@@ -20,6 +20,8 @@ VECTOR = 8
 """Elements a thread moves at once: 16 bytes in half precision."""
 WARP = 32
 MOST_WARPS = 16
+EARLY_MOVES, EARLY_GATES = 256, 16
+"""Rows up to which it pays to set up a kernel while the one before still runs (an H200; norms gain at any size)."""
 BUSY = 1 << 19
 """Elements from which on there is work for every multiprocessor whatever the size of a part."""
 
@@ -47,9 +49,10 @@ class CudaOps:
         rows, width = x.shape
         out = self._room(rows, width, out)
         block, warps, parts = divide(rows, width)
+        early = self._early and rows <= EARLY_MOVES
         self._kernels.copy_rows[(rows, parts)](
-            x, out, x.stride(0), out.stride(0), EARLY=self._early, WIDTH=width, BLOCK=block,
-            num_warps=warps, launch_pdl=self._early,
+            x, out, x.stride(0), out.stride(0), EARLY=early, WIDTH=width, BLOCK=block,
+            num_warps=warps, launch_pdl=early,
         )  # fmt: skip
         return out
 
@@ -57,9 +60,10 @@ class CudaOps:
         rows, width = len(ids), table.shape[1]
         out = self._room(rows, width, out)
         block, warps, parts = divide(rows, width)
+        early = self._early and rows <= EARLY_MOVES
         self._kernels.gather_rows[(rows, parts)](
-            ids, table, out, table.stride(0), out.stride(0), EARLY=self._early, WIDTH=width, BLOCK=block,
-            num_warps=warps, launch_pdl=self._early,
+            ids, table, out, table.stride(0), out.stride(0), EARLY=early, WIDTH=width, BLOCK=block,
+            num_warps=warps, launch_pdl=early,
         )  # fmt: skip
         return out
 
@@ -112,9 +116,10 @@ class CudaOps:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.empty(rows, width)
         block, warps, parts = divide(rows, width)
+        early = self._early and rows <= EARLY_GATES
         self._kernels.gate_rows[(rows, parts)](
-            gate_up, out, gate_up.stride(0), EARLY=self._early, WIDTH=width, BLOCK=block,
-            num_warps=warps, launch_pdl=self._early,
+            gate_up, out, gate_up.stride(0), EARLY=early, WIDTH=width, BLOCK=block,
+            num_warps=warps, launch_pdl=early,
         )  # fmt: skip
         return out
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from overdrive.types import MAX_DRAFTS, Step
 
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Rows of steps that feed no prompts. Beyond the last one, its multiples."""
 
 MIXED_ROWS = (4, 16, 32, 64, 128, 256)
@@ -21,7 +21,7 @@ MIXED_ROWS = (4, 16, 32, 64, 128, 256)
 DRAFTS = (0, 1, 2, 3, 5, 7, MAX_DRAFTS)
 """Drafts per row."""
 
-MIXED_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+MIXED_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 """Tokens of steps with prompts. Beyond the last one, its multiples."""
 
 
