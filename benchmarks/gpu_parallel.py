@@ -55,11 +55,11 @@ class Work:
 Seconds = dict[tuple[str, int, str], float]  # (arm, rows, part)
 
 
+@torch.inference_mode()
 def measure(work: Work, rank: int, port: int, results: Connection) -> None:
     """One rank's process; the first one sends what it found."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    torch.inference_mode().__enter__()
     ranks: Ranks = ALONE
     if work.ranks > 1:
         ranks = connect(reach_store(port, work.ranks), rank, work.ranks, device)
