@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections import deque
 
 from overdrive.device.base import DraftingRunner, Parts
@@ -38,13 +39,16 @@ def main(address: str, rank: int) -> None:
     end_with_leader()
     link = FollowerEnd(address)
     link.send(Hello())
+    code = 0
     try:
         follow(link, rank)
-    except (OverdriveError, MemoryError, RuntimeError) as error:
+    except Exception as error:
+        if not isinstance(error, OverdriveError | MemoryError | RuntimeError):
+            traceback.print_exc()  # nobody's mistake but ours
         link.send(Failed(one_line(error)))
-        link.close()
-        os._exit(1)  # a device that waits for the others would keep the interpreter from ending
+        code = 1
     link.close()
+    os._exit(code)  # a device that waits for the others would keep the interpreter from ending
 
 
 def follow(link: FollowerEnd, rank: int) -> None:
@@ -72,7 +76,7 @@ def follow(link: FollowerEnd, rank: int) -> None:
 
 
 def run_steps(link: FollowerEnd, runner: DraftingRunner, lookahead: int) -> None:
-    """Launch every step as it comes. Raises RuntimeError when a launch failed.
+    """Launch every step as it comes. Raises OverdriveError when a launch failed.
 
     lookahead: as in `overdrive.loop.Loop`: steps that may be under way when the next is awaited.
     """
@@ -84,7 +88,14 @@ def run_steps(link: FollowerEnd, runner: DraftingRunner, lookahead: int) -> None
         runner.absorb(flight)
         pending.append(flight)
         if len(pending) > lookahead:
-            pending.popleft().wait()
+            _settle(pending.popleft())
+
+
+def _settle(flight: Flight) -> None:
+    try:
+        flight.wait()
+    except RuntimeError as error:
+        raise OverdriveError(f"a launch failed: {error}") from error
 
 
 if __name__ == "__main__":

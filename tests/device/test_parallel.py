@@ -111,6 +111,14 @@ def test_two_processes_answer_as_one(folder: Path, pair: LLM) -> None:
         assert answers(pair) == answers(alone)
 
 
+def test_a_follower_ends_well_with_an_engine_that_is_closed(folder: Path) -> None:
+    llm = open_tiny(folder, tensor_parallel=2, draft="none")
+    assert llm.generate("a", max_tokens=2)
+    followers = processes(llm)
+    llm.close()
+    assert [process.returncode for process in followers] == [0]
+
+
 def test_a_follower_that_dies_ends_the_engine(pair: LLM) -> None:
     """Whoever waits gets an error that names the rank; nobody hangs, and nothing more is taken."""
     stream = pair.stream("once upon a time", max_tokens=400, ignore_eos=True)

@@ -90,13 +90,13 @@ class Follower:
 
     def end(self, deadline: float) -> None:
         """Waits until `deadline` (time.monotonic) for the process to end by itself, then kills it."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self.link.close()
 
 

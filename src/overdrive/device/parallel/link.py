@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ import zmq
 from overdrive.config import EngineOptions
 from overdrive.types import Admission, SamplingParams, Step
 
+STDIN = 0
 LINGER_MS = 1000  # how long a closing end may still deliver what it has sent
 
 
@@ -159,7 +159,7 @@ def end_with_leader() -> None:
     """From now on this process ends when its leader does, whatever its other threads are waiting for."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()  # the pipe says nothing; it is closed with the leader's process
+        os.read(STDIN, 1)  # the pipe says nothing; it is closed with the leader's process
         os._exit(1)
 
     threading.Thread(target=watch, name="leader-watch", daemon=True).start()
