@@ -28,7 +28,9 @@ from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
 from overdrive.scheduler import Limits, Scheduler
 from overdrive.types import Step
-from tests.loop.bench import Bench
+from tests.draft.schedules import alike_requests
+from tests.loop.bench import Bench, StopAndGo
+from tests.loop.lazy import LazyStream
 from tests.loop.tiny_engine import MAX_MODEL_LEN, VOCAB, device, tiny
 
 MakePadded = Callable[[PaddedRoom], PaddedDrafter]
@@ -157,3 +159,29 @@ def padded_bench(
     runner = PaddingRunner(rng, room, device().forward(model, kv, drafter.taps), drafter, stream)
     committer = Committer(scheduler, DraftCounts(drafter.sources, 16))
     return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, lookahead))
+
+
+def random_padded_schedule(rng: random.Random, make: MakePadded, longest: int) -> Bench:
+    """An engine that has answered a few requests, everything about it random. Ends with the first failed assertion.
+
+    longest: most steps in a row without drafts.
+    """
+    b = padded_bench(
+        rng,
+        LazyStream(rng),
+        StopAndGo(rng, longest),
+        make,
+        n_pages=rng.choice([28, 36, 120]),
+        page_size=4,
+        chunk=rng.choice([5, 16, 64]),
+        max_rows=rng.choice([1, 3, 4]),
+        lookahead=rng.choice([0, 1, 1]),
+        cached=rng.random() < 0.8,
+    )
+    for request in alike_requests(rng, rng.randint(3, 8)):
+        b.scheduler.submit(request)
+        for _ in range(rng.choice([0, 0, 10])):
+            b.advance()
+    b.run()
+    b.check_conserved()
+    return b

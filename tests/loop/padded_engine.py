@@ -16,11 +16,13 @@ from overdrive.draft.composite import CompositeChoice
 from overdrive.draft.eagle3.choice import EagleChoice
 from overdrive.draft.eagle3.config import HeadConfig
 from overdrive.draft.eagle3.loading import random_head
+from overdrive.draft.small import SmallModelChoice
 from overdrive.model.forms import torch_form
 from overdrive.policy.controller import Controller
 from overdrive.types import MAX_DRAFTS
 
 from .bench import Bench
+from .tiny_drafters import small_model
 from .tiny_engine import Bounds, around, tiny
 
 CPU = torch.device("cpu")
@@ -41,6 +43,7 @@ def choices() -> dict[str, Choice]:
         "ngram": Ngrams(1),
         "eagle3": eagle(),
         "ngram+eagle3": CompositeChoice(2, eagle()),
+        "small": SmallModelChoice(small_model(), "tiny"),
     }
 
 

@@ -22,23 +22,18 @@ def feeds_prompt(row: Row) -> bool:
 
 
 class LagBounds:
-    """bounds[slot]: most tokens that a proposal must read of the slot. window: more than these can never be read.
+    """bounds[slot]: most tokens that a proposal must read of the slot. window: more than these can never be read."""
 
-    first: the lowest place that a network reads, 1 where place 0 stays empty.
-    """
-
-    def __init__(self, slots: int, first: int, window: int) -> None:
+    def __init__(self, slots: int, window: int) -> None:
         self._bounds = [0] * slots
-        self._first = first
         self._window = window
 
     def __getitem__(self, slot: int) -> int:
         return self._bounds[slot]
 
-    def enter(self, step: Step) -> None:
-        """Admitted slots lack the newest of what is computed, if anything: their shared pages count as read."""
-        for admission in step.admissions:
-            self._bounds[admission.slot] = max(0, admission.computed + 1 - max(self._first, admission.computed))
+    def admit(self, slot: int, lacked: int) -> None:
+        """A slot begins with so much that a proposal would read."""
+        self._bounds[slot] = lacked
 
     def beyond(self, step: Step) -> list[int]:
         """Slots that draft in this step and may lack more than any proposal reads."""

@@ -28,14 +28,15 @@ from overdrive.device.state import SlotState
 from overdrive.draft.base import Drafts, Fed
 from overdrive.draft.batches import Ints, known_tokens, one_each, passes
 from overdrive.draft.marks import PageMarks
-from overdrive.draft.padded import PaddedDrafter, PaddedRoom
+from overdrive.draft.padded import PaddedRoom
+from overdrive.draft.padded_small import PaddedSmallDrafter
 from overdrive.draft.room import Room
 from overdrive.draft.vocabulary import check_same_vocabulary, vocabulary_of
 from overdrive.errors import OverdriveError
 from overdrive.model.assemble import Form, Progress
 from overdrive.model.transformer import Scored, Transformer
 from overdrive.model.weights import Loaded, load_as
-from overdrive.types import PageEntry
+from overdrive.types import OVERSHOOT, PageEntry
 
 PASS_TOKENS = 512
 """Most tokens read in one pass."""
@@ -217,9 +218,15 @@ class SmallModelChoice:
         forward = room.device.forward(model, kv)
         return SmallModelDrafter(model, forward, room.n_pages, room.state, room.sampling, room.sampler)
 
-    def open_padded(self, room: PaddedRoom) -> PaddedDrafter:
-        """Raises OverdriveError: it is drafted with on the CPU alone."""
-        raise OverdriveError("a small model cannot draft on CUDA yet: give --draft ngram or a head with --draft eagle3")
+    def open_padded(self, room: PaddedRoom) -> PaddedSmallDrafter:
+        """The same in static shapes. Raises OverdriveError where texts can be longer than the small model takes."""
+        most = room.state.history.shape[1] - OVERSHOOT
+        if self.transformer.max_model_len < most:
+            raise OverdriveError(
+                f"--draft-model {self.source} takes {self.transformer.max_model_len} positions, the server {most}: "
+                f"give --max-model-len {self.transformer.max_model_len}"
+            )
+        return PaddedSmallDrafter(self.transformer, room)
 
 
 def load_small(model: str, target: Loaded, options: ModelOptions, form: Form, progress: Progress) -> SmallModelChoice:

@@ -10,26 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.store import store
-from overdrive.device.sampling import Layout
-from overdrive.draft.batches import passes
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
 from overdrive.draft.eagle3.slots import FIRST, HeadSlots
 from overdrive.draft.eagle3.steps import Fed, Pairs, Wanted, begin, take_along
 from overdrive.draft.exchanges import PageMirror, rounds
 from overdrive.draft.lags import WIDTHS, LagBounds, feeds_prompt
 from overdrive.draft.padded import DescribedRows, PaddedDrafts, PaddedRoom
+from overdrive.draft.padded_rows import RowNumbers, padded_passes
 from overdrive.draft.uploads import upload
-from overdrive.types import MAX_DRAFTS, Step
-
-PASS_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Pairs of passes outside of proposals; no pass is larger than the last."""
+from overdrive.types import Step
 
 
 class PaddedEagleDrafter:
@@ -52,12 +46,9 @@ class PaddedEagleDrafter:
         slots = room.slots + 1
         self._slots = HeadSlots.allocate(state, window, room.n_pages, width, config.layers == 1, head.dtype)
         self._steps = import_module(f"overdrive.draft.eagle3.{'step_kernels' if device.type == 'cuda' else 'steps'}")
-        self._lags = LagBounds(slots, FIRST, window)
+        self._lags = LagBounds(slots, window)
         self._pages = PageMirror(slots, state.page_table.shape[1], room.n_pages)
-        most_rows = max(PASS_TOKENS[-1], 4 * slots)  # of a step or a pass, padding included
-        self._numbers = torch.arange(most_rows + 1, device=device)
-        self._firsts = torch.full((most_rows,), FIRST, dtype=torch.int64, device=device)
-        self._depths = torch.arange(MAX_DRAFTS + 1, device=device).unsqueeze(1).repeat(1, most_rows)
+        self._numbers = RowNumbers(slots, FIRST, device)
 
     def enter(self, step: Step) -> None:
         """What the head stored of slots in pages that are exchanged goes along."""
@@ -67,14 +58,16 @@ class PaddedEagleDrafter:
 
     def entered(self, step: Step) -> None:
         """New requests begin with what their shared pages hold."""
-        self._lags.enter(step)
+        for admission in step.admissions:
+            self._lags.admit(admission.slot, min(1, admission.computed))  # all but the newest pair counts as read
         if step.admissions:
             admitted = [[a.slot for a in step.admissions], [a.computed for a in step.admissions]]
             begin(self._state, self._slots, *upload(admitted, self._room.device))
 
     def catch_up(self, step: Step) -> None:
         """Read all but the newest pair of rows that draft and may lack more than a proposal reads."""
-        self._read(self._lags.beyond(step), None)
+        slots = self._lags.beyond(step)
+        self._read(slots, slots, lambda chosen: None)
 
     def width(self, step: Step) -> int:
         """Pairs of each row that the proposal must have room for."""
@@ -84,7 +77,7 @@ class PaddedEagleDrafter:
         """As `PaddedDrafter.propose`: every row gets as many drafts as it may have."""
         count = len(rows.slots)
         wanted = Wanted(rows.slots, rows.drafts, newest=True, tokens=count * width)
-        pairs = self._steps.plan_pairs(self._state, self._slots, wanted, self._firsts)
+        pairs = self._steps.plan_pairs(self._state, self._slots, wanted, self._numbers.firsts)
         attention = self._room.attend(self._kv, self._head.config, pairs.batch, width, False)
         scored = self._head.score(pairs.batch, self._head.fuse(pairs.taps), attention)
         self._steps.note_pairs(self._state, self._slots, wanted, drafts)
@@ -97,27 +90,14 @@ class PaddedEagleDrafter:
         self, rows: DescribedRows, drafts: PaddedDrafts, depth: int, pairs: Pairs, feedback: Tensor
     ) -> tuple[HeadScored, Tensor]:
         """The head over the drafts of the depth before, its own output standing in for the target's features."""
-        count = len(rows.slots)
         ids, places, writes, positions = self._steps.plan_drafts(self._state, rows, drafts, depth)
-        numbers = self._numbers[:count]
-        batch = Batch(
-            ids=ids,
-            positions=places,
-            rows=numbers,
-            offsets=self._numbers[: count + 1],
-            page_table=pairs.batch.page_table,
-            starts=pairs.batch.starts,
-            gaps=pairs.batch.gaps,
-            writes=writes,
-            wanted=numbers,
-        )
+        batch = self._numbers.one_each(ids, places, writes, pairs.batch)
         attention = self._room.attend(self._kv, self._head.config, batch, 1, False)
         hidden = self._head.forward(feedback, ids, places, attention)  # all rows are wanted: nothing to gather
         return HeadScored(hidden.feedback, self._head.logits(hidden.normed)), positions
 
     def _draw(self, rows: DescribedRows, drafts: PaddedDrafts, depth: int, logits: Tensor, positions: Tensor) -> None:
-        count = len(rows.slots)
-        layout = Layout(self._numbers[:count], rows.slots, self._depths[depth, :count], positions)
+        layout = self._numbers.layout(rows.slots, depth, positions)
         self._room.draw(logits, layout, drafts.tokens, self._head.target_ids, drafts.tokens[:, depth])
 
     def absorb(self, rows: DescribedRows, batch: Batch, taps: Tensor, tokens: Tensor, counts: Tensor) -> None:
@@ -132,31 +112,21 @@ class PaddedEagleDrafter:
         """
         self._lags.follow(step)
         rows = [index for index, row in enumerate(step.rows) if feeds_prompt(row)]
-        self._read([step.rows[row].slot for row in rows], lambda chosen: Fed(chosen, batch, taps), rows)
+        self._read([step.rows[row].slot for row in rows], rows, lambda chosen: Fed(chosen, batch, taps))
 
-    def _read(self, slots: Sequence[int], fed: Callable[[Tensor], Fed] | None, rows: Sequence[int] = ()) -> None:
-        """Read all but the newest pair of these slots, as many as each may lack, in passes of padded sizes.
+    def _read(self, slots: Sequence[int], rows: Sequence[int], fed: Callable[[Tensor], Fed | None]) -> None:
+        """Read all but the newest pair of these slots, as many as each may lack.
 
-        fed, rows: the step that is to be read from, given its rows on the device, and the row of each slot in it.
+        fed: the step that may be read from, given its rows on the device; rows: of each slot in it.
         """
-        most = np.array([self._lags[slot] for slot in slots], np.int64)
-        for chosen, counts in passes(most, PASS_TOKENS[-1]):
-            padding = [0] * ((1 << (len(chosen) - 1).bit_length()) - len(chosen))
-            table = upload(
-                [
-                    [slots[i] for i in chosen] + [self._room.slots for _ in padding],
-                    counts.tolist() + padding,
-                    [rows[i] if fed else 0 for i in chosen] + padding,
-                ],
-                self._room.device,
-            )
-            tokens = next(size for size in PASS_TOKENS if size >= counts.sum())
-            self._pass(Wanted(table[0], table[1], newest=False, tokens=tokens, fed=fed(table[2]) if fed else None))
+        most, spare = [self._lags[slot] for slot in slots], self._room.slots
+        for (of, counts, chosen), tokens in padded_passes(slots, most, rows, spare, self._room.device):
+            self._pass(Wanted(of, counts, newest=False, tokens=tokens, fed=fed(chosen)))
         self._lags.read(slots)
 
     def _pass(self, wanted: Wanted) -> None:
         """Read pairs for what the head stores of them alone."""
-        batch, taps, _ = self._steps.plan_pairs(self._state, self._slots, wanted, self._firsts)
+        batch, taps, _ = self._steps.plan_pairs(self._state, self._slots, wanted, self._numbers.firsts)
         head, features = self._head, self._head.fuse(taps)
         if self._slots.one_layer:
             k, v = head.keys_values(features, batch.ids, batch.positions)

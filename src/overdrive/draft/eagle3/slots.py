@@ -1,7 +1,9 @@
-"""What a head knows of each slot and page when everything stands on the device.
+"""What a draft network knows of each slot and page when everything stands on the device.
 
 The same as `Reading`, `TapRing` and `PageMarks` say for the CPU, as tensors that kernels read and write. The last slot
 is nobody's: padding rows write there. Page 0 is nobody's either.
+
+A model that reads the text alone is a head whose pairs need no taps, and whose first place is 0.
 """
 
 from __future__ import annotations

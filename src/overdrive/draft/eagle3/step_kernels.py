@@ -25,7 +25,7 @@ _SLOTS = ["slots", "most", "computed", "stops", "oldest", "gaps", "fed_rows", "f
 
 def _part(tokens: int, width: int) -> int:
     """Values of a token's taps that one program moves."""
-    return min(1024 if tokens <= FEW else 4096, triton.next_power_of_2(width))
+    return min(1024 if tokens <= FEW else 4096, triton.next_power_of_2(max(width, 16)))
 
 
 def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor) -> Pairs:
@@ -39,7 +39,7 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
     table = torch.empty((n_rows, columns), dtype=torch.int32, device=device)
     taps = torch.empty((tokens, width), dtype=head.ring.dtype, device=device)
     part = _part(tokens, width)
-    parts = triton.cdiv(width, part)
+    parts = triton.cdiv(max(width, 1), part)
     fed_taps = wanted.fed.taps if wanted.fed else taps
     _plan_pairs[(tokens + n_rows, parts)](
         wanted.slots,
@@ -145,7 +145,7 @@ def keep(state: SlotState, head: HeadSlots, rows: DescribedRows, batch: Batch, t
     """As `steps.keep`: programs for each token's part of taps."""
     tokens, width = len(batch.ids), head.ring.shape[2]
     part = _part(tokens, width)
-    _keep[(tokens, triton.cdiv(width, part))](
+    _keep[(tokens, triton.cdiv(max(width, 1), part))](
         rows.slots,
         rows.known,
         counts,

@@ -4,7 +4,7 @@
     note_pairs   they are read                                                     behind it
     plan_drafts  each row's newest draft as its next pair                          before a later depth's pass
     keep         taps of what the target fed and that stands                       after every step
-    begin        slots of new requests                                             on admission
+    begin        slots of new requests; `begin_text` without taps                  on admission
     take_along   pages exchanged for equal ones                                    on page entries
 
 The first four can stand in CUDA graphs. Here they are written in torch, for any device; `step_kernels` has them in one
@@ -226,6 +226,17 @@ def begin(state: SlotState, head: HeadSlots, slots: Tensor, computed: Tensor) ->
     head.oldest[slots] = newest
     last = pages.gather(1, (newest // size).unsqueeze(1)).squeeze(1)
     head.ring[slots, newest % head.window] = head.page_taps[last]
+
+
+def begin_text(state: SlotState, head: HeadSlots, slots: Tensor, computed: Tensor) -> None:
+    """The same for a network that reads the text alone: it reads on from the first page that it has not read."""
+    size = state.page_size
+    pages = state.page_table[slots].long()
+    columns = torch.arange(pages.shape[1], device=slots.device)
+    whole = computed // size
+    unread = (head.marks[pages] == 0) & (columns < whole.unsqueeze(1))
+    head.stops[slots] = torch.where(unread, columns, whole.unsqueeze(1)).amin(1) * size
+    head.gaps[slots] = 0
 
 
 def take_along(head: HeadSlots, kv: PagedKV, exchanges: Tensor) -> None:
