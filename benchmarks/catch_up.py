@@ -59,6 +59,8 @@ Ids = list[int]
 class Pauses:
     """`drafts` for every row, but for `pause` steps after the first `before` in which no prompt was left to read."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self) -> None:
         self.restart(0, 0, 0)
 

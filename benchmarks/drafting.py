@@ -35,6 +35,8 @@ from overdrive.types import Plan, SamplingParams, Why
 class Dial:
     """A controller whose K the benchmark sets."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self) -> None:
         self.drafts = 0
 

@@ -47,6 +47,8 @@ MAX_LEN = 2048
 class Pauses:
     """Long stretches without drafts between some of another K each: a draft network has to catch up every time."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._drafts = self._left = 0
@@ -61,6 +63,8 @@ class Pauses:
 
 class RandomDrafts:
     """Another K every step."""
+
+    plans = tuple(range(1, 16))
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -48,6 +48,8 @@ BLOCK = 10
 class Dial:
     """A controller whose K the benchmark sets."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self) -> None:
         self.drafts = 0
 

@@ -32,6 +32,8 @@ VOCAB = 49152
 class Dial:
     """A controller whose K the benchmark sets."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self) -> None:
         self.drafts = 0
 

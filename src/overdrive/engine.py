@@ -193,19 +193,21 @@ def _build(
     progress("tokenizer", 1, 1)
     choice = choose(options, loaded, device, progress)
     drafts = 0 if choice.name == "none" else options.draft.drafts
+    decider = controller(drafts)
+    plans = tuple(k for k in decider.plans if k <= drafts)
     n_pages = count_pages(loaded, options, choice, device)
     pool = PagePool(n_pages)
-    company.open(n_pages, drafts)
+    company.open(n_pages, drafts, plans)
     limits = limits_of(loaded, options)
     cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
     scheduler = Scheduler(limits, pool, cache)
     stream = device.open_stream(company.wait)
-    parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, options, ranks)
+    parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, plans, options, ranks)
     runner = device.open_runner(parts, stream, progress)
     company.await_ready()
     meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
-    loop = Loop(scheduler, controller(drafts), company.lead(runner), committer, device.lookahead)
+    loop = Loop(scheduler, decider, company.lead(runner), committer, device.lookahead)
     info = EngineInfo(
         model=model,
         architecture=loaded.config.architecture,

@@ -69,7 +69,7 @@ def follow(link: FollowerEnd, rank: int) -> None:
     message = link.receive()
     if isinstance(message, Open):
         model, limits = loaded.transformer, limits_of(loaded, options)
-        parts = Parts(model, NoDrafts(), limits, message.n_pages, message.drafts, options, ranks)
+        parts = Parts(model, NoDrafts(), limits, message.n_pages, message.drafts, message.plans, options, ranks)
         runner = device.open_runner(parts, device.open_stream(synchronize), progress)
         link.send(Ready())
         run_steps(link, runner, device.lookahead)

@@ -27,6 +27,8 @@ class Seen:
 class Lever:
     """A controller whose K the test sets."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self, drafts: int) -> None:
         self.drafts = drafts
 

@@ -61,6 +61,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Notes]:
 class Pause:
     """DRAFTS but for a pause: from text length `begin` on, for `steps` steps and until the text is one of `lengths`."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self, begin: int, steps: int, lengths: Collection[int]) -> None:
         self._end = min(length for length in lengths if length >= begin + steps)
         self._begin = begin

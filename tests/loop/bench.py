@@ -15,6 +15,8 @@ from overdrive.types import Finish, Plan, Why
 class RandomDrafts:
     """Another K every step: whatever a controller may decide, at its wildest."""
 
+    plans = tuple(range(1, 16))
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
@@ -24,6 +26,8 @@ class RandomDrafts:
 
 class StopAndGo:
     """Long stretches without drafts, then some steps with, each with a K of its own: drafters must catch up."""
+
+    plans = tuple(range(1, 16))
 
     def __init__(self, rng: random.Random, longest: int = 24) -> None:
         self._rng = rng

@@ -131,5 +131,5 @@ def padded_runner(ranks: Ranks, stream: Stream, choice: Choice, given: Bounds, a
     """A rank's CUDA runner, on a CPU."""
     options = EngineOptions(draft=DraftOptions(simulate_acceptance=acceptance))
     model = random_transformer(CONFIG, ranks=ranks)
-    parts = Parts(model, choice, given.limits(), given.n_pages, MAX_DRAFTS, options, ranks)
+    parts = Parts(model, choice, given.limits(), given.n_pages, MAX_DRAFTS, (), options, ranks)
     return CudaDevice(torch.device("cpu")).assemble(parts, stream)

@@ -51,6 +51,6 @@ def padded_bench(stream: Stream, controller: Controller, choice: Choice, accepta
     """acceptance: as `DraftOptions.simulate_acceptance`. bounds: as for `tiny_bench`."""
     given = Bounds(**bounds)
     options = EngineOptions(draft=DraftOptions(simulate_acceptance=acceptance))
-    parts = Parts(tiny(), choice, given.limits(), given.n_pages, MAX_DRAFTS, options)
+    parts = Parts(tiny(), choice, given.limits(), given.n_pages, MAX_DRAFTS, (), options)
     runner = CudaDevice(CPU).assemble(parts, stream)
     return around(given, controller, runner.sources, runner)

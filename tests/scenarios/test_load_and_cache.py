@@ -110,6 +110,8 @@ def test_running_requests_are_not_capped_by_speculation(budget: int) -> None:
 class QuietWhenCrowded:
     """Drafts for a row that is alone, and none in company: as a controller does that knows the load."""
 
+    plans = tuple(range(1, 16))
+
     def choose(self, view: LoadView) -> Plan:
         alone = view.decode_rows <= 1 and not view.prefill_tokens
         return Plan(7 if alone else 0, Why(rule="test"))

@@ -27,7 +27,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a runner is made of. n_pages: the scratch page included. drafts: the most that a plan may ask for.
+    """What a runner is made of. n_pages: the scratch page included.
+
+    drafts: the most that a plan may ask for. plans: what it is likely to ask for, beside 0.
 
     ranks: those who run every step together; where this one follows, it needs no sampler and has nobody draft.
     """
@@ -37,6 +39,7 @@ class Parts:
     limits: Limits
     n_pages: int
     drafts: int
+    plans: tuple[int, ...]
     options: EngineOptions
     ranks: Ranks = ALONE
 

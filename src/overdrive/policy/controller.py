@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,11 @@ class LoadView:
 
 
 class Controller(Protocol):
-    """Whoever decides how much the next step drafts."""
+    """Whoever decides how much the next step drafts. plans: every K that it may decide for beside 0, which a device
+    can prepare for; it may return others, which then take longer."""
+
+    @property
+    def plans(self) -> Sequence[int]: ...
 
     def choose(self, view: LoadView) -> Plan: ...
 
@@ -32,6 +37,10 @@ class FixedDrafts:
 
     def __init__(self, drafts: int) -> None:
         self._plan = Plan(drafts, Why(rule="fixed"))
+
+    @property
+    def plans(self) -> Sequence[int]:
+        return (self._plan.drafts,)
 
     def choose(self, view: LoadView) -> Plan:
         return self._plan

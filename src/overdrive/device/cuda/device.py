@@ -78,7 +78,7 @@ class CudaDevice:
         runner = self.assemble(parts, stream)
         if isinstance(stream, CudaStream) and parts.options.device.graphs:
             limits = parts.limits
-            shapes = reachable(limits.max_rows, limits.max_step_tokens, (parts.drafts,))
+            shapes = reachable(limits.max_rows, limits.max_step_tokens, parts.plans)
             progress("graphs", 0, len(shapes))
             runner.capture(shapes, lambda done: progress("graphs", done, len(shapes)))
         return runner

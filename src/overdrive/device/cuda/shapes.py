@@ -48,7 +48,8 @@ class StepShape:
     @classmethod
     def of(cls, step: Step) -> StepShape:
         """The shape that a step runs in."""
-        drafts = bucket(max(row.drafts for row in step.rows), DRAFTS)
+        # Of the plan, not of the rows: they may be near their ends, but the plan's shape is the one that is recorded.
+        drafts = bucket(step.plan.drafts, DRAFTS) if any(row.drafts for row in step.rows) else 0
         if all(row.known + row.drafts <= drafts + 1 for row in step.rows):
             return cls.plain(len(step.rows), drafts)
         rows = bucket(len(step.rows), MIXED_ROWS)

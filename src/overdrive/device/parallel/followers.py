@@ -128,9 +128,9 @@ class Followers:
         """Returns when every rank has its weights."""
         self._await(Loaded, progress)
 
-    def open(self, n_pages: int, drafts: int) -> None:
+    def open(self, n_pages: int, drafts: int, plans: tuple[int, ...]) -> None:
         """Let every rank set up its part of the KV cache and its passes."""
-        self._tell(encode(Open(n_pages, drafts)))
+        self._tell(encode(Open(n_pages, drafts, plans)))
 
     def await_ready(self) -> None:
         """Returns when every rank can run steps."""
@@ -190,7 +190,7 @@ class Company(Protocol):
 
     def await_loaded(self, progress: Progress) -> None: ...
 
-    def open(self, n_pages: int, drafts: int) -> None: ...
+    def open(self, n_pages: int, drafts: int, plans: tuple[int, ...]) -> None: ...
 
     def await_ready(self) -> None: ...
 
@@ -209,7 +209,7 @@ class Nobody:
     def await_loaded(self, progress: Progress) -> None:
         """Nobody loads."""
 
-    def open(self, n_pages: int, drafts: int) -> None:
+    def open(self, n_pages: int, drafts: int, plans: tuple[int, ...]) -> None:
         """Nobody needs pages."""
 
     def await_ready(self) -> None:

@@ -42,6 +42,7 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
     n_pages: int
     drafts: int
+    plans: tuple[int, ...]
 
 
 class Run(msgspec.Struct, tag=True, frozen=True):
