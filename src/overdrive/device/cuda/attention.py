@@ -1,4 +1,4 @@
-"""Paged attention on a CUDA device: one or two launches for the rows of a few tokens, one for those of many.
+"""Paged attention on a CUDA device: one launch for the rows of a few tokens, one for those of many.
 
 Chooses grids and tiles from static shapes; lengths, pages and offsets are the kernels' to read, so a pass can be a
 CUDA graph that is replayed with others. Knows the batch and the pages, nothing of requests, drafts or the model.
@@ -67,13 +67,15 @@ def prefill_tiling(tokens: int, heads: Heads, dtype: torch.dtype, programs: int)
 class SplitSpace:
     """Where the parts of split rows wait to be combined: allocated once, used by every layer of every pass in turn.
 
-    processors: multiprocessors of the device. sums, totals, tops: float32, as the kernels say.
+    processors: multiprocessors of the device. sums, totals, tops: float32, as the kernels say. arrivals: int32, parts
+    that have come, by tile; every launch leaves them 0.
     """
 
     processors: int
     sums: Tensor
     totals: Tensor
     tops: Tensor
+    arrivals: Tensor
 
     @classmethod
     def allocate(
@@ -93,10 +95,10 @@ class SplitSpace:
         ]
         parts, numbers = max(n for n, _ in sizes), max(n * width for n, width in sizes)
 
-        def zeros(n: int) -> Tensor:
-            return torch.zeros(n, dtype=torch.float32, device=device)
+        def zeros(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(n, dtype=dtype, device=device)
 
-        return cls(processors, zeros(numbers), zeros(parts), zeros(parts))
+        return cls(processors, zeros(numbers), zeros(parts), zeros(parts), zeros(parts, torch.int32))
 
     def decode_splits(self, rows: int, kv_heads: int) -> int:
         """Programs that share a short row's keys: a power of two, 1 where rows x heads keep the device busy."""
@@ -190,7 +192,6 @@ class CudaAttention:
         decode_kernel[(self._rows, self._heads.kv_heads, self.splits)](
             *self._inputs(layer, q, out, self.splits), **self._constants(layer, self.decode, self.splits)
         )
-        self._combine(out, self._rows * self._queries, self.splits, False)
 
     def _attend_long(self, layer: int, q: Tensor, out: Tensor) -> None:
         from overdrive.device.cuda.attention_kernels import prefill_kernel
@@ -204,7 +205,6 @@ class CudaAttention:
             **self._constants(layer, self.prefill, self.prefill_splits),
             MOST_ROWS=power_of_two(max(self._rows, SEARCHED_ROWS)),
         )  # fmt: skip
-        self._combine(out, self._tokens, self.prefill_splits, True)
 
     def _inputs(self, layer: int, q: Tensor, out: Tensor, splits: int) -> tuple[object, ...]:
         """What both kernels begin with."""
@@ -212,7 +212,7 @@ class CudaAttention:
         return (
             out, q, q.stride(0), kv.k_pages[layer], kv.v_pages[layer], batch.page_table, batch.page_table.stride(0),
             batch.offsets, batch.positions, batch.starts, batch.gaps, space.sums, space.totals, space.tops,
-            heads.window(layer), self._queries, splits, math.log2(math.e) * heads.head_dim**-0.5,
+            space.arrivals, heads.window(layer), self._queries, splits, math.log2(math.e) * heads.head_dim**-0.5,
         )  # fmt: skip
 
     def _constants(self, layer: int, tiling: Tiling, splits: int) -> dict[str, int]:
@@ -232,18 +232,6 @@ class CudaAttention:
             "num_stages": tiling.stages,
             "launch_pdl": self.early,
         }
-
-    def _combine(self, out: Tensor, places: int, splits: int, long: bool) -> None:
-        from overdrive.device.cuda.attention_kernels import combine_kernel
-
-        if splits == 1:
-            return
-        batch, space, heads = self._batch, self._space, self._heads
-        combine_kernel[(places, heads.heads)](
-            out, space.sums, space.totals, space.tops, batch.offsets, batch.rows, self._queries,
-            EARLY=self.early, LONG=long, SPLITS=splits, HEADS=heads.heads, D=heads.head_dim,
-            WIDTH=power_of_two(heads.head_dim), num_warps=4, launch_pdl=self.early,
-        )  # fmt: skip
 
 
 def paged_attention(

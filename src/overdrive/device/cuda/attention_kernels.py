@@ -2,7 +2,7 @@
 
 Row lengths, page tables and query offsets are read on the device, so a launch depends on static shapes alone. The
 running softmax is that of FlashAttention (Dao et al. 2022, 2023), in base 2 and float32; splitting a row's keys over
-programs and combining the parts is Flash-Decoding (Dao et al. 2023).
+programs and combining the parts is Flash-Decoding (Dao et al. 2023), here by whichever program is the last to finish.
 
 Imported only where Triton is: on a CUDA device, or under its interpreter.
 
@@ -18,10 +18,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOWEST = tl.constexpr(-1e30)  # below every score, and finite: LOWEST - LOWEST is 0, not NaN
+COMBINED = tl.constexpr(8192)  # numbers that a program holds at once to combine: 64 registers of each of 128 threads
+PARTS = tl.constexpr(8)  # of a query, among those
 
 # What varies without need of a binary of its own: plain numbers, and where slices of index tensors begin.
 _NUMBERS = ["table_stride", "window", "queries", "splits", "rows"]
-_INDICES = ["table", "offsets", "positions", "starts", "gaps", "owners"]
+_INDICES = ["table", "offsets", "positions", "starts", "gaps"]
 
 
 @triton.jit
@@ -51,6 +53,13 @@ def _tiles(low, end, gap, gap_end, KEYS: tl.constexpr):
     skip = tl.maximum(first, (gap + KEYS - 1) // KEYS)
     jump = tl.maximum(skip, gap_end // KEYS) - skip
     return first, skip, jump, (end + KEYS - 1) // KEYS - first - jump
+
+
+@triton.jit
+def _share(tiles, splits):
+    """Tiles of a program of `splits`, and how many of them have any: the first one always has a part to give."""
+    share = tl.maximum((tiles + splits - 1) // splits, 1)
+    return share, tl.maximum((tiles + share - 1) // share, 1)
 
 
 @triton.jit
@@ -116,38 +125,90 @@ def _attend_tile(
 
 @triton.jit
 def _finish(
-    out, part_sums, part_totals, part_tops, sums, total, top, token, heads, valid, part, worked,
-    SPLIT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    out, part_sums, part_totals, part_tops, arrivals, sums, total, top, first, rows, place, counter, head, split,
+    splits, used,
+    SPLIT: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax as the results of tokens `token` [ROWS] and `heads` [ROWS], or with SPLIT as parts `part`.
+    """The running softmax of a tile as results, or with SPLIT as part `split` of `used`: the last to come combines.
 
-    A share without tiles, not `worked`, leaves total 0 and its sums as an earlier launch left them.
+    The first `rows` queries of the tile count. The i-th is of token first + i // GROUP and head
+    head * GROUP + i % GROUP; its parts begin at ((place + i // GROUP) * HEADS + that head) * splits. arrivals[counter]
+    is how many parts of the tile stand there, 0 between launches.
     """
-    dims = tl.arange(0, WIDTH)
+    index, dims = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    valid = index < rows
+    heads = head * GROUP + index % GROUP
     mask = valid[:, None] & (dims < D)[None, :]
     if SPLIT:
+        part = ((place + index // GROUP) * HEADS + heads) * splits + split
         tl.store(part_totals + part, total, mask=valid)
         tl.store(part_tops + part, top, mask=valid)
-        if worked:
-            tl.store(part_sums + part.to(tl.int64)[:, None] * D + dims[None, :], sums, mask=mask)
+        tl.store(part_sums + part.to(tl.int64)[:, None] * D + dims[None, :], sums, mask=mask)
+        tl.debug_barrier()  # what all threads stored stands before the one that counts it is released
+        if tl.atomic_add(arrivals + counter, 1, sem="acq_rel", scope="gpu") == used - 1:
+            tl.store(arrivals + counter, 0)
+            _combine(
+                out, part_sums, part_totals, part_tops, first, rows, place, head, splits, used,
+                GROUP, HEADS, D, WIDTH, ROWS,
+            )  # fmt: skip
     else:
-        places = token.to(tl.int64) * (HEADS * D) + heads * D
+        places = (first + index // GROUP).to(tl.int64) * (HEADS * D) + heads * D
         attended = sums / tl.maximum(total, 1e-30)[:, None]
+        tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _combine(
+    out, part_sums, part_totals, part_tops, first, rows, place, head, splits, used,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """All parts of a tile as its results, in the order of the parts, whoever does it. Arguments as in `_finish`.
+
+    Others wrote them in this launch: they are read past the first-level cache.
+    """
+    TOGETHER: tl.constexpr = COMBINED // (PARTS * WIDTH) if COMBINED // (PARTS * WIDTH) < ROWS else ROWS
+    dims = tl.arange(0, WIDTH)
+    for begin in tl.range(0, rows, TOGETHER):
+        index = begin + tl.arange(0, TOGETHER)
+        valid = index < rows
+        heads = head * GROUP + index % GROUP
+        first_part = ((place + index // GROUP) * HEADS + heads) * splits
+        sums = tl.zeros((TOGETHER, WIDTH), tl.float32)
+        total = tl.zeros((TOGETHER,), tl.float32)
+        top = tl.full((TOGETHER,), LOWEST, tl.float32)
+        for begin_part in tl.range(0, used, PARTS):
+            number = begin_part + tl.arange(0, PARTS)
+            part = first_part[None, :] + number[:, None]  # [PARTS, TOGETHER]
+            stands = valid[None, :] & (number < used)[:, None]
+            tops = tl.load(part_tops + part, mask=stands, other=LOWEST, cache_modifier=".cg")
+            totals = tl.load(part_totals + part, mask=stands, other=0.0, cache_modifier=".cg")
+            pointers = part_sums + part.to(tl.int64)[:, :, None] * D + dims[None, None, :]
+            mask = stands[:, :, None] & (dims < D)[None, None, :]
+            terms = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg")
+            new_top = tl.maximum(top, tl.max(tops, 0))
+            shares = tl.exp2(tops - new_top[None, :])
+            shrink = tl.exp2(top - new_top)
+            sums = sums * shrink[:, None] + tl.sum(terms * shares[:, :, None], 0)
+            total = total * shrink + tl.sum(totals * shares, 0)
+            top = new_top
+        places = (first + index // GROUP).to(tl.int64) * (HEADS * D) + heads * D
+        attended = sums / tl.maximum(total, 1e-30)[:, None]
+        mask = valid[:, None] & (dims < D)[None, :]
         tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def decode_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
-    part_sums, part_totals, part_tops, window, queries, splits, scale,
+    part_sums, part_totals, part_tops, arrivals, window, queries, splits, scale,
     EARLY: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of 1 .. `queries` tokens over the grid (R, KV_HEADS, splits): out [T, Hq * D], or parts of it.
 
     Program (row, head, s) attends to the s-th share of the row's tiles. Query i of a row's tile is token i // GROUP of
-    the row and head `head * GROUP + i % GROUP`. With SPLIT it goes to part
-    ((row * queries + token) * Hq + head) * splits + s.
+    the row and head `head * GROUP + i % GROUP`. arrivals [R, KV_HEADS] count finished shares.
     """
     _await_previous(EARLY)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -159,12 +220,14 @@ def decode_kernel(
     token, heads = index // GROUP, head * GROUP + index % GROUP
     valid = token < count
     at = length - count + token
-    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     low = start
     if WINDOWED:
         low = tl.maximum(start, length - count + 1 - window)
     first, skip, jump, tiles = _tiles(low, length, gap, gap_end, KEYS)
-    share = (tiles + splits - 1) // splits
+    share, used = _share(tiles, splits)
+    if split >= used:
+        return
+    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     row_table = table + row.to(tl.int64) * table_stride
     k_head, v_head = k_pages + head * (PAGE * D), v_pages + head * (PAGE * D)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -177,10 +240,9 @@ def decode_kernel(
             sums, total, top, tile_queries, at, k_head, v_head, row_table, tile, start, length, gap, gap_end,
             window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
-    part = ((row * queries + token) * (KV_HEADS * GROUP) + heads) * splits + split
     _finish(
-        out, part_sums, part_totals, part_tops, sums, total, top, begin + token, heads, valid, part,
-        split * share < tiles, SPLIT, KV_HEADS * GROUP, D, WIDTH,
+        out, part_sums, part_totals, part_tops, arrivals, sums, total, top, begin, count * GROUP, row * queries,
+        row * KV_HEADS + head, head, split, splits, used, SPLIT, GROUP, KV_HEADS * GROUP, D, WIDTH, ROWS,
     )  # fmt: skip
 
 
@@ -204,7 +266,7 @@ def _nth_tile(offsets, rows, number_from_last, queries, TOKENS: tl.constexpr, MO
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def prefill_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
-    part_sums, part_totals, part_tops, window, queries, splits, scale, rows,
+    part_sums, part_totals, part_tops, arrivals, window, queries, splits, scale, rows,
     EARLY: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
     MOST_ROWS: tl.constexpr,
@@ -212,7 +274,7 @@ def prefill_kernel(
     """Rows of more than `queries` tokens over the grid (KV_HEADS, tiles, splits): out [T, Hq * D], or parts of it.
 
     A tile is ROWS // GROUP tokens with the GROUP heads of a key head: few positions, so that few keys are masked. The
-    last tiles of a row see most keys and start first. With SPLIT a result goes to part (t * Hq + head) * splits + s.
+    last tiles of a row see most keys and start first. arrivals [tiles, KV_HEADS] count finished shares.
     """
     _await_previous(EARLY)
     head, split = tl.program_id(0), tl.program_id(2)
@@ -225,7 +287,6 @@ def prefill_kernel(
     index = tl.arange(0, ROWS)
     token, heads = nth * TOKENS + index // GROUP, head * GROUP + index % GROUP
     valid = (index < TOKENS * GROUP) & (token < count)
-    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     nearest = context + nth * TOKENS  # positions of the tile's first and last query
     farthest = context + tl.minimum(count, nth * TOKENS + TOKENS) - 1
     low, clear = start, tl.maximum(start, gap_end)
@@ -236,8 +297,11 @@ def prefill_kernel(
     # Tiles that every query sees in full, `whole` of them from `clear` on, need no mask and come first.
     clear = tl.maximum((clear + KEYS - 1) // KEYS, skip + jump)
     whole = tl.maximum((nearest + 1) // KEYS - clear, 0)
-    share = (tiles + splits - 1) // splits
+    share, used = _share(tiles, splits)
+    if split >= used:
+        return
     begin_share, end_share = split * share, tl.minimum(split * share + share, tiles)
+    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     row_table = table + row.to(tl.int64) * table_stride
     k_head, v_head = k_pages + head * (PAGE * D), v_pages + head * (PAGE * D)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -256,45 +320,9 @@ def prefill_kernel(
             sums, total, top, tile_queries, context + token, k_head, v_head, row_table, tile, start,
             farthest + 1, gap, gap_end, window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
-    part = ((begin + token) * (KV_HEADS * GROUP) + heads) * splits + split
+    first_token = begin + nth * TOKENS
     _finish(
-        out, part_sums, part_totals, part_tops, sums, total, top, begin + token, heads, valid, part,
-        begin_share < end_share, SPLIT, KV_HEADS * GROUP, D, WIDTH,
+        out, part_sums, part_totals, part_tops, arrivals, sums, total, top, first_token,
+        tl.minimum(count - nth * TOKENS, TOKENS) * GROUP, first_token, tl.program_id(1) * KV_HEADS + head, head, split,
+        splits, used, SPLIT, GROUP, KV_HEADS * GROUP, D, WIDTH, ROWS,
     )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
-def combine_kernel(
-    out, part_sums, part_totals, part_tops, offsets, owners, queries,
-    EARLY: tl.constexpr, LONG: tl.constexpr, SPLITS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Parts as one result each, out [T, HEADS * D].
-
-    Of `decode_kernel`: the grid is (R * queries, HEADS). Of `prefill_kernel`, LONG: (T, HEADS); owners: row of a token.
-    """
-    _await_previous(EARLY)
-    place, head = tl.program_id(0), tl.program_id(1)
-    row, t = place // queries, place
-    if LONG:
-        row = tl.load(owners + place).to(tl.int32)
-    begin = tl.load(offsets + row).to(tl.int32)
-    count = tl.load(offsets + row + 1).to(tl.int32) - begin
-    if LONG:
-        meant = count > queries
-    else:
-        meant = count <= queries
-        t = begin + place % queries
-    parts = (place * HEADS + head) * SPLITS + tl.arange(0, SPLITS)
-    dims = tl.arange(0, WIDTH)
-    totals, tops = tl.load(part_totals + parts), tl.load(part_tops + parts)
-    rows = part_sums + parts.to(tl.int64)[:, None] * D
-    sums = tl.load(rows + dims[None, :], mask=(dims < D)[None, :], other=0.0)
-    used = totals > 0  # the sums of other parts are those of an earlier launch
-    tops = tl.where(used, tops, LOWEST)
-    shares = tl.exp2(tops - tl.max(tops, 0))
-    sums = tl.sum(tl.where(used[:, None], sums * shares[:, None], 0.0), 0)
-    total = tl.sum(tl.where(used, totals * shares, 0.0), 0)
-    attended = (sums / tl.maximum(total, 1e-30)).to(out.dtype.element_ty)
-    meant = meant & (t >= begin) & (t < begin + count)  # padding tokens stand behind every row
-    tl.store(out + (t.to(tl.int64) * HEADS + head) * D + dims, attended, mask=(dims < D) & meant)
