@@ -179,7 +179,7 @@ def test_splits_fill_the_device_and_fit_their_space() -> None:
         assert room == len(space.sums) // heads.head_dim
         for n in range(1, 300):
             splits = space.decode_splits(n, heads.kv_heads)
-            assert splits in (1, 2, 4, 8, 16, 32)
+            assert 1 <= splits <= 32 and (splits == 1 or n * heads.kv_heads * splits <= 2 * 132)
             assert splits == 1 or n * splits * 8 * heads.heads <= room
             tile = prefill_tiling(n, heads, torch.bfloat16, space.processors).rows
             splits = space.prefill_splits(n, heads, tile)

@@ -28,6 +28,8 @@ SMALL_TILE = 64
 """Queries x heads of the prefill tile where rows are split."""
 SEARCHED_ROWS = 256
 """Rows of a batch that a prefill program looks through at least: one binary serves all batches up to that."""
+EARLY_SINCE = 9
+"""Compute capability of the first devices with programmatic dependent launch."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -40,14 +42,21 @@ class Tiling(NamedTuple):
     stages: int
 
 
-def decode_tiling(queries: int, group: int, head_dim: int, dtype: torch.dtype) -> Tiling:
-    """Of rows with up to `queries` tokens and `group` heads to a key head: everything that reads a key is one tile."""
+def decode_tiling(queries: int, group: int, head_dim: int, dtype: torch.dtype, split: bool) -> Tiling:
+    """Of rows with up to `queries` tokens and `group` heads to a key head: everything that reads a key is one tile.
+
+    A program has stages - 1 tiles of keys and values under way. Where rows are split a program has few tiles, and they
+    are large. Where they are not there are several programs to a multiprocessor, in turns: small tiles let more of them
+    be there at once, with as many bytes under way, and the last turn is shorter.
+    """
     rows, width = power_of_two(max(LEAST_ROWS, queries * group)), power_of_two(head_dim)
     if dtype == torch.float32:  # no tensor cores: what is tested in this type is exactness
         return Tiling(rows, 16 if width > 128 else 32, 4 if rows <= 16 else 8, 2)
     if width > 128:
         return Tiling(rows, 32, 4 if rows <= 32 else 8, 3)
-    return Tiling(rows, 64, 4 if rows <= 64 else 8, 3)
+    if rows > 32:
+        return Tiling(rows, 64, 4 if rows <= 64 else 8, 3)
+    return Tiling(rows, 64 if split else 32, 4, 3)
 
 
 def prefill_tiling(tokens: int, heads: Heads, dtype: torch.dtype, programs: int) -> Tiling:
@@ -68,7 +77,8 @@ class SplitSpace:
     """Where the parts of split rows wait to be combined: allocated once, used by every layer of every pass in turn.
 
     processors: multiprocessors of the device. sums, totals, tops: float32, as the kernels say. arrivals: int32, parts
-    that have come, by tile; every launch leaves them 0.
+    that have come, by tile; every launch leaves them 0. early: whether the device can set up a kernel while the one
+    before still runs, as Hopper and later can.
     """
 
     processors: int
@@ -76,6 +86,7 @@ class SplitSpace:
     totals: Tensor
     tops: Tensor
     arrivals: Tensor
+    early: bool
 
     @classmethod
     def allocate(
@@ -85,8 +96,10 @@ class SplitSpace:
 
         processors: 0 for those of the device.
         """
-        if not processors:
-            processors = torch.cuda.get_device_properties(torch.device(device)).multi_processor_count
+        device, early = torch.device(device), False
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            processors, early = processors or properties.multi_processor_count, properties.major >= EARLY_SINCE
 
         # Only while a launch has fewer programs than this are rows split; each makes so many parts.
         programs = PROGRAMS_PER_PROCESSOR * processors
@@ -98,10 +111,13 @@ class SplitSpace:
         def zeros(n: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(n, dtype=dtype, device=device)
 
-        return cls(processors, zeros(numbers), zeros(parts), zeros(parts), zeros(parts, torch.int32))
+        return cls(processors, zeros(numbers), zeros(parts), zeros(parts), zeros(parts, torch.int32), early)
 
     def decode_splits(self, rows: int, kv_heads: int) -> int:
-        """Programs that share a short row's keys: a power of two, 1 where rows x heads keep the device busy."""
+        """Programs that share a short row's keys: as many as a device holds at once, 1 where rows x heads are as many.
+
+        Never more: a second turn costs more than shorter shares save.
+        """
         return _split(PROGRAMS_PER_PROCESSOR * self.processors, rows * kv_heads)
 
     def prefill_splits(self, tokens: int, heads: Heads, tile: int) -> int:
@@ -110,7 +126,7 @@ class SplitSpace:
 
 
 def _split(programs: int, tasks: int) -> int:
-    return min(MOST_SPLITS, 1 << max(0, (programs // tasks).bit_length() - 1))
+    return min(MOST_SPLITS, max(1, programs // tasks))
 
 
 class CudaAttention:
@@ -137,11 +153,11 @@ class CudaAttention:
         self._rows, self._tokens = len(batch.offsets) - 1, len(batch.ids)
         group, dtype = heads.heads // heads.kv_heads, kv.k_pages[0].dtype
         self._require_fit(dtype)
-        self.decode = decode_tiling(queries, group, heads.head_dim, dtype)
         self.prefill = prefill_tiling(self._tokens, heads, dtype, space.processors)
         self.splits = space.decode_splits(self._rows, heads.kv_heads)
+        self.decode = decode_tiling(queries, group, heads.head_dim, dtype, self.splits > 1)
         self.prefill_splits = space.prefill_splits(self._tokens, heads, self.prefill.rows)
-        self.early = False
+        self.early = space.early
         self._require_room()
 
     def _require_fit(self, dtype: torch.dtype) -> None:

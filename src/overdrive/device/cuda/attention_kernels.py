@@ -56,6 +56,20 @@ def _tiles(low, end, gap, gap_end, KEYS: tl.constexpr):
 
 
 @triton.jit
+def _nth(i, first, skip, jump):
+    """The i-th of the tiles that `_tiles` counts."""
+    tile = first + i
+    return tl.where(tile >= skip, tile + jump, tile)
+
+
+@triton.jit
+def _nth_beside(i, first, skip, jump, clear, whole):
+    """The same without those that every query sees in full, `whole` of them from `clear` on."""
+    tile = _nth(i, first, skip, jump)
+    return tl.where(tile >= clear, tile + whole, tile)
+
+
+@triton.jit
 def _share(tiles, splits):
     """Tiles of a program of `splits`, and how many of them have any: the first one always has a part to give."""
     share = tl.maximum((tiles + splits - 1) // splits, 1)
@@ -89,25 +103,40 @@ def _load_tile(pages, places, seen, MASKED: tl.constexpr, D: tl.constexpr, WIDTH
 
 
 @triton.jit
+def _seen(tile, start, length, gap, gap_end, KEYS: tl.constexpr):
+    """Places of a tile, and whether any query may see them."""
+    keys = tile * KEYS + tl.arange(0, KEYS)
+    return keys, (keys >= start) & (keys < length) & ((keys < gap) | (keys >= gap_end))
+
+
+@triton.jit
+def _load_pages(table, tile, start, length, gap, gap_end, PAGE: tl.constexpr, KEYS: tl.constexpr):
+    """Pages [KEYS] of a tile's places, 0 of those that nobody sees. The tile may lie behind the row.
+
+    Loops look up the next tile's while this one is on its way: its keys and values are then one load away from numbers
+    that are known, not two, and only so does the compiler have several tiles of them under way.
+    """
+    keys, seen = _seen(tile, start, length, gap, gap_end, KEYS)
+    if PAGE >= KEYS:
+        page = tl.load(table + tile * KEYS // PAGE, mask=tile * KEYS < length, other=0) + tl.zeros_like(keys)
+    else:
+        page = tl.load(table + keys // PAGE, mask=seen, other=0)
+    return page
+
+
+@triton.jit
 def _attend_tile(
-    sums, total, top, queries, at, k_pages, v_pages, table, tile, start, length, gap, gap_end, window, scale,
+    sums, total, top, queries, at, k_pages, v_pages, page, tile, start, length, gap, gap_end, window, scale,
     MASKED: tl.constexpr, WINDOWED: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys folded into the running softmax: sums [ROWS, WIDTH], total and top [ROWS].
 
-    queries [ROWS, WIDTH] stand at positions `at` [ROWS]; pages begin at the key head. Without MASKED every place of the
-    tile is visible to every query. scale: of scores, log2(e) included.
+    queries [ROWS, WIDTH] stand at positions `at` [ROWS]; k_pages and v_pages begin at the key head; page [KEYS]: of the
+    tile's places. Without MASKED every place of the tile is visible to every query. scale: of scores, log2(e) included.
     """
-    keys = tile * KEYS + tl.arange(0, KEYS)
-    seen = (keys >= start) & (keys < length) & ((keys < gap) | (keys >= gap_end))
-    if PAGE >= KEYS:
-        page = tl.load(table + tile * KEYS // PAGE).to(tl.int64) + tl.zeros_like(keys)
-    elif MASKED:
-        page = tl.load(table + keys // PAGE, mask=seen, other=0).to(tl.int64)
-    else:
-        page = tl.load(table + keys // PAGE).to(tl.int64)
-    places = page * (KV_HEADS * PAGE * D) + keys % PAGE * D
+    keys, seen = _seen(tile, start, length, gap, gap_end, KEYS)
+    places = page.to(tl.int64) * (KV_HEADS * PAGE * D) + keys % PAGE * D
     k = _load_tile(k_pages, places, seen, MASKED, D, WIDTH)
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
     if MASKED:
@@ -233,13 +262,17 @@ def decode_kernel(
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     top = tl.full((ROWS,), LOWEST, tl.float32)
-    for i in tl.range(split * share, tl.minimum(split * share + share, tiles)):
-        tile = first + i
-        tile = tl.where(tile >= skip, tile + jump, tile)
+    begin_share, end_share = split * share, tl.minimum(split * share + share, tiles)
+    tile = _nth(begin_share, first, skip, jump)
+    page = _load_pages(row_table, tile, start, length, gap, gap_end, PAGE, KEYS)
+    for i in tl.range(begin_share, end_share):
+        next_tile = _nth(i + 1, first, skip, jump)
+        next_page = _load_pages(row_table, next_tile, start, length, gap, gap_end, PAGE, KEYS)
         sums, total, top = _attend_tile(
-            sums, total, top, tile_queries, at, k_head, v_head, row_table, tile, start, length, gap, gap_end,
+            sums, total, top, tile_queries, at, k_head, v_head, page, tile, start, length, gap, gap_end,
             window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
+        tile, page = next_tile, next_page
     _finish(
         out, part_sums, part_totals, part_tops, arrivals, sums, total, top, begin, count * GROUP, row * queries,
         row * KV_HEADS + head, head, split, splits, used, SPLIT, GROUP, KV_HEADS * GROUP, D, WIDTH, ROWS,
@@ -307,19 +340,25 @@ def prefill_kernel(
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     top = tl.full((ROWS,), LOWEST, tl.float32)
+    page = _load_pages(row_table, clear + begin_share, start, farthest + 1, gap, gap_end, PAGE, KEYS)
     for i in tl.range(begin_share, tl.minimum(end_share, whole)):
+        next_page = _load_pages(row_table, clear + i + 1, start, farthest + 1, gap, gap_end, PAGE, KEYS)
         sums, total, top = _attend_tile(
-            sums, total, top, tile_queries, context + token, k_head, v_head, row_table, clear + i, start,
+            sums, total, top, tile_queries, context + token, k_head, v_head, page, clear + i, start,
             farthest + 1, gap, gap_end, window, scale, False, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
-    for i in tl.range(tl.maximum(begin_share, whole), end_share):
-        tile = first + i - whole
-        tile = tl.where(tile >= skip, tile + jump, tile)
-        tile = tl.where(tile >= clear, tile + whole, tile)
+        page = next_page
+    begin_rest = tl.maximum(begin_share, whole)
+    tile = _nth_beside(begin_rest - whole, first, skip, jump, clear, whole)
+    page = _load_pages(row_table, tile, start, farthest + 1, gap, gap_end, PAGE, KEYS)
+    for i in tl.range(begin_rest, end_share):
+        next_tile = _nth_beside(i + 1 - whole, first, skip, jump, clear, whole)
+        next_page = _load_pages(row_table, next_tile, start, farthest + 1, gap, gap_end, PAGE, KEYS)
         sums, total, top = _attend_tile(
-            sums, total, top, tile_queries, context + token, k_head, v_head, row_table, tile, start,
+            sums, total, top, tile_queries, context + token, k_head, v_head, page, tile, start,
             farthest + 1, gap, gap_end, window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
+        tile, page = next_tile, next_page
     first_token = begin + nth * TOKENS
     _finish(
         out, part_sums, part_totals, part_tops, arrivals, sums, total, top, first_token,
