@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -60,6 +60,11 @@ def make_batch(rows: Sequence[Row], page_size: int, padding: int = 0, width: int
         writes=torch.cat([writes, behind]),
         wanted=torch.arange(0),
     )
+
+
+def on(device: str, batch: Batch) -> Batch:
+    """A copy of the batch there."""
+    return Batch(**{field.name: getattr(batch, field.name).to(device) for field in fields(Batch)})
 
 
 def fill(batch: Batch, heads: Shape, page_size: int, dtype: torch.dtype) -> PagedKV:

@@ -5,7 +5,6 @@ On a CUDA device they run at full size; elsewhere at small shapes in Triton's in
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -19,9 +18,9 @@ from overdrive.device.cuda.attention import CudaAttention, SplitSpace, paged_att
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, TorchOps
 from overdrive.model.rope import RopeConfig, rope_tables
-from tests.device.cuda.attention_batches import Row, Shape, expected, fill, make_batch, make_qkv
+from tests.device.cuda.attention_batches import Row, Shape, expected, fill, make_batch, make_qkv, on
+from tests.device.cuda.devices import INTERPRETED
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 PROCESSORS = 8  # pretended in the interpreter: few rows are split, several are not
 
@@ -34,25 +33,6 @@ HIDDEN = [
 ]
 # bfloat16 and float16 round the weights of values and the result: 8 and 11 bits, of numbers up to about 4.
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(autouse=True)
-def loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 interprets a loop's bound as int(array of one), which NumPy 2.5 refuses."""
-    if not INTERPRETED:
-        return
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-
-
-def on(device: str, batch: Batch) -> Batch:
-    return Batch(**{field.name: getattr(batch, field.name).to(device) for field in fields(Batch)})
 
 
 def check(
