@@ -1,38 +1,50 @@
 """Time of one layer's paged attention on a CUDA device: decode and verify, then prefill.
 
-    python benchmarks/gpu_attention.py [--tune] [--heads 32] [--kv-heads 8] [--head-dim 128] [--page-size 16]
+    python benchmarks/gpu_attention.py [--decide] [--heads 32] [--kv-heads 8] [--head-dim 128] [--page-size 16]
 
 Each figure is a replayed CUDA graph of 32 launches, divided by 32. `warm` reads the same keys and values 32 times, and
 those of few rows stay in the second-level cache; `cold` reads others each time, as the layers of a model do, as far as
 4 GB of them go; `early` is that with programmatic dependent launches. GB/s counts keys and values once, in `cold`.
-TFLOP/s counts pairs of a query and a key that it sees. --tune tries tiles, warps, stages and splits, and prints the
-best of each case beside what is built in. Where FlashInfer can be imported its fa2 prefill is timed beside ours.
+TFLOP/s counts pairs of a query and a key that it sees. Where FlashInfer can be imported its fa2 prefill is timed beside
+ours. --decide does something else, in about a minute: it looks for better choices than the built-in ones, with the
+second-level cache emptied before every replay, and prints a line for each case. A choice reads
+"keys/warps/stages xsplits", with "late" where kernels are not set up early.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
-from overdrive.device.cuda.attention import CudaAttention, SplitSpace, Tiling, prefill_tiling
+from overdrive.device.cuda.attention import CudaAttention, SplitSpace, Tiling
 from overdrive.device.cuda.store import rope_store_triton, store_triton
 
 LAUNCHES = 32
 POOL = 1 << 20  # positions with keys and values
 ROWS, QUERIES, CONTEXTS = (1, 8, 32, 64, 128, 250), (1, 4, 8), (1024, 4096)
 PREFILLS = [(32, 4096), (256, 0), (2048, 0), (256, 4096), (2048, 4096), (8192, 0)]  # (new tokens, tokens before)
-DECODE_TRIALS = [(64, 4, 3), (128, 4, 3), (128, 8, 3), (64, 4, 5), (32, 4, 3), (64, 8, 3)]  # (keys, warps, stages)
-PREFILL_TRIALS = [Tiling(128, 64, 8, 2), Tiling(128, 128, 8, 2), Tiling(128, 128, 8, 3), Tiling(64, 64, 4, 3)]
-TUNED = [(1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (64, 1, 1024), (250, 1, 1024), (1, 1, 4096), (8, 1, 4096)]
-TUNED += [(1, 8, 1024), (8, 8, 1024), (32, 8, 1024), (64, 8, 1024), (250, 8, 1024), (1, 8, 4096)]
+CACHE_BYTES = 256 << 20
+"""More than the second-level cache holds."""
+
+# What --decide looks at: (rows, queries) at both contexts, and prompts as (rows, new tokens of each).
+DECIDED = [(1, 1), (1, 4), (4, 4), (8, 1), (16, 1), (30, 1), (30, 4), (64, 1), (64, 4), (128, 1), (250, 1), (250, 4)]
+DECIDED_CONTEXTS, PROMPTS = (300, 1024), [(8, 256), (1, 2048)]
+DECODE_TRIALS = [(32, 4, 3), (32, 4, 4), (32, 4, 5), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 2)]
+PREFILL_TRIALS = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2)]
+COMPILERS = 8
+"""Processes that compile."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +63,14 @@ class Heads:
 class Bench:
     """A pool of pages, shuffled, from which every case takes its rows."""
 
-    def __init__(self, heads: Heads, page_size: int) -> None:
+    def __init__(self, heads: Heads, page_size: int, positions: int = POOL) -> None:
         self.heads, self.page_size = heads, page_size
-        n_pages = POOL // page_size
+        n_pages = positions // page_size
         shape = (n_pages, heads.kv_heads, page_size, heads.head_dim)
         k, v = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
         self.kv = PagedKV([k], [v], page_size)
         self.pages = torch.randperm(n_pages, device="cuda").int()
         self.space = SplitSpace.allocate([heads], max(QUERIES), "cuda")
-        # Trials split further than the built-in choice does.
-        self.wide = SplitSpace.allocate([heads], max(QUERIES), "cuda", 4 * self.space.processors)
 
     def batches(self, rows: int, context: int, tokens: int) -> list[Batch]:
         """Up to 32 batches of rows whose last `tokens` of `context` are new, with pages of their own."""
@@ -98,8 +108,13 @@ class Bench:
         return [CudaAttention(self.kv, self.heads, batch, queries, long_rows, room) for batch in batches]
 
 
-def timed(launches: Sequence[Callable[[], object]], budget_ms: float = 60.0) -> float:
-    """Microseconds of one launch: the least of several replays of a graph of 32 that go through `launches` in turn."""
+def timed(
+    launches: Sequence[Callable[[], object]], budget_ms: float = 60.0, before: Callable[[], object] = lambda: None
+) -> float:
+    """Microseconds of one launch: the least of several replays of a graph of 32 that go through `launches` in turn.
+
+    before: is done before each replay.
+    """
     for launch in launches[:2]:
         launch()
     graph = torch.cuda.CUDAGraph()
@@ -110,6 +125,7 @@ def timed(launches: Sequence[Callable[[], object]], budget_ms: float = 60.0) -> 
     times: list[float] = []
     while len(times) < 2 or sum(times) < budget_ms:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before()
         begin.record()
         graph.replay()
         end.record()
@@ -133,6 +149,8 @@ def decode_table(bench: Bench) -> None:
                     continue
                 passes = bench.attentions(bench.batches(rows, context, queries), queries, False)
                 q = bench.queries(rows * queries)
+                for one in passes:
+                    one.early = False
                 warm = timed([attend(passes[0], q)])
                 cold = timed([attend(one, q) for one in passes])
                 for one in passes:
@@ -192,63 +210,127 @@ def flashinfer_prefill(bench: Bench, batch: Batch, q: Tensor) -> Callable[[], ob
     return lambda: wrapper.run(dense, (bench.kv.k_pages[0], bench.kv.v_pages[0]))
 
 
-def tune(bench: Bench) -> None:
-    print("\nbest settings, us (keys, warps, stages, splits); then what is built in, and the runners-up")
-    for rows, queries, context in TUNED:
-        passes = bench.attentions(bench.batches(rows, context, queries), queries, False, bench.wide)
-        splits = bench.space.decode_splits(rows, bench.heads.kv_heads)
-        tiles = {passes[0].decode, *(Tiling(passes[0].decode.rows, *trial) for trial in DECODE_TRIALS)}
-        choices = sorted({max(1, splits // 2), splits, splits * 2 if rows < 32 else splits})
-        built_in, q = (passes[0].decode, splits), bench.queries(rows * queries)
-        results = []
-        for tiling in sorted(tiles):
-            for count in choices:
-                for one in passes:
-                    one.decode, one.splits = tiling, count
-                results.append((timed([attend(one, q) for one in passes], 8.0), (tiling, count)))
-        print_best(f"{rows} x {queries} at {context}", results, built_in)
-    for new, before in PREFILLS:
-        passes = bench.attentions(bench.batches(1, before + new, new), 1, True, bench.wide)
-        q, results = bench.queries(new), []
-        default = prefill_tiling(new, bench.heads, torch.bfloat16, bench.space.processors)
-        for tiling in sorted({default, *PREFILL_TRIALS}):
-            splits = bench.space.prefill_splits(new, bench.heads, tiling.rows)
-            for count in (splits, 2 * splits):
-                if count > 1 and new * count * bench.heads.heads > len(bench.wide.totals):
-                    continue
-                for one in passes:
-                    one.prefill, one.prefill_splits = tiling, count
-                results.append((timed([attend(one, q) for one in passes], 8.0), (tiling, count)))
-        built_in = default, bench.space.prefill_splits(new, bench.heads, default.rows)
-        print_best(f"prefill {new} after {before}", results, built_in)
+class Choice(NamedTuple):
+    """What --decide tries. early: whether kernels are set up while the one before runs."""
+
+    tiling: Tiling
+    splits: int
+    early: bool
+
+    def __str__(self) -> str:
+        _, keys, warps, stages = self.tiling
+        return f"{keys}/{warps}/{stages} x{self.splits}" + ("" if self.early else " late")
 
 
-Setting = tuple[Tiling, int]
+class Decision:
+    """The search for the best choice of one case: first the tiling, then the splits of the two best, then early."""
+
+    def __init__(self, bench: Bench, batches: list[Batch], queries: int, long: bool, wide: SplitSpace) -> None:
+        [own] = bench.attentions(batches[:1], queries, long)
+        self._q, self._long = bench.queries(len(batches[0].ids)), long
+        # Choices may split further than the built-in one does, and need more room for that.
+        self._passes = bench.attentions(batches, queries, long, wide)
+        self._cache = torch.empty(CACHE_BYTES, dtype=torch.uint8, device="cuda")
+        self.built_in = Choice(own.prefill, own.prefill_splits, own.early) if long else _short(own)
+        self.times: dict[Choice, float] = {}
+
+    def search(self, tilings: Sequence[Tiling]) -> None:
+        _, splits, early = self.built_in
+        for tiling in {self.built_in.tiling, *tilings}:
+            self._try(Choice(tiling, splits, early))
+        if not self._long:
+            others = {max(1, splits // 4), max(1, splits // 2), min(32, 2 * splits), 3 if splits < 3 else splits}
+            for choice, count in product(self.ranked()[:2], sorted(others)):
+                self._try(choice._replace(splits=count))
+        self._try(self.ranked()[0]._replace(early=False))
+
+    def ranked(self) -> list[Choice]:
+        return sorted(self.times, key=lambda choice: self.times[choice])
+
+    def _try(self, choice: Choice) -> None:
+        if choice in self.times:
+            return
+        for one in self._passes:
+            choose(one, choice, self._long)
+        launches = [attend(one, self._q) for one in self._passes]
+        self.times[choice] = timed(launches, 4.0, self._cache.zero_)
+
+    def __str__(self) -> str:
+        shown = [f"{self.times[choice]:6.1f} ({choice})" for choice in (self.built_in, *self.ranked()[:3])]
+        late = min((took for choice, took in self.times.items() if not choice.early), default=float("nan"))
+        return f"built in {shown[0]:27} best {shown[1]:27} then {' '.join(shown[2:])}   best late {late:.1f}"
 
 
-def print_best(case: str, results: list[tuple[float, Setting]], built_in: Setting) -> None:
-    def say(took: float, setting: Setting) -> str:
-        tiling, splits = setting
-        return f"{took:.1f} ({tiling.rows} x {tiling.keys}, {tiling.warps}, {tiling.stages}, {splits})"
+def _short(attention: CudaAttention) -> Choice:
+    return Choice(attention.decode, attention.splits, attention.early)
 
-    mine = next(took for took, setting in results if setting == built_in)
-    best = "   ".join(say(*result) for result in sorted(results)[:3])
-    print(f"{case:22} built in {say(mine, built_in)}   best {best}", flush=True)
+
+def choose(attention: CudaAttention, choice: Choice, long: bool) -> None:
+    attention.early = choice.early
+    if long:
+        attention.prefill, attention.prefill_splits = choice.tiling, choice.splits
+    else:
+        attention.decode, attention.splits = choice.tiling, choice.splits
+
+
+def decide(bench: Bench, heads: Heads) -> None:
+    group = heads.heads // heads.kv_heads
+    compile_all(heads, bench.page_size)
+    wide = SplitSpace.allocate([heads], 8, "cuda", 16 * bench.space.processors)
+    for context, (rows, queries) in product(DECIDED_CONTEXTS, DECIDED):
+        decision = Decision(bench, bench.batches(rows, context, queries), queries, False, wide)
+        decision.search(decode_trials(queries * group))
+        best = min(decision.times.values())
+        speed = 4 * rows * context * heads.kv_heads * heads.head_dim / best / 1e3
+        print(f"{rows:4} x {queries} at {context:5}  {decision}  {speed:5.0f} GB/s", flush=True)
+    for rows, new in PROMPTS:
+        decision = Decision(bench, bench.batches(rows, new, new), 1, True, wide)
+        decision.search([Tiling(*trial) for trial in PREFILL_TRIALS])
+        flops = rows * prefill_flops(heads, new, 0) / min(decision.times.values()) / 1e6
+        print(f"prompts {rows} x {new:5}  {decision}  {flops:5.0f} TFLOP/s", flush=True)
+
+
+def decode_trials(rows: int) -> list[Tiling]:
+    return [Tiling(max(16, 1 << (rows - 1).bit_length()), *trial) for trial in DECODE_TRIALS]
+
+
+def compile_all(heads: Heads, page_size: int) -> None:
+    """Compile what will be tried into Triton's cache, in processes of their own: one after the other takes a minute."""
+    group = heads.heads // heads.kv_heads
+    tilings = {tiling for _, queries in DECIDED for tiling in decode_trials(queries * group)}
+    short = [(tiling, splits, early, False) for tiling in tilings for splits in (1, 2) for early in (True, False)]
+    long = [(Tiling(*trial), 1, True, True) for trial in PREFILL_TRIALS]
+    work = [*long, *short]
+    with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
+        shares = [work[number::COMPILERS] for number in range(COMPILERS)]
+        list(pool.map(partial(compile_some, heads, page_size), shares))
+
+
+def compile_some(heads: Heads, page_size: int, choices: Sequence[tuple[Tiling, int, bool, bool]]) -> None:
+    with torch.inference_mode():
+        bench = Bench(heads, page_size, 1024)
+        for tiling, splits, early, long in choices:
+            tokens = 17 if long else 1
+            [attention] = bench.attentions(bench.batches(1, 128, tokens)[:1], 1, long)
+            choose(attention, Choice(tiling, splits, early), long)
+            attention.attend(0, bench.queries(tokens))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--decide", action="store_true")
     for name, default in (("heads", 32), ("kv-heads", 8), ("head-dim", 128), ("page-size", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    bench = Bench(Heads(options.heads, options.kv_heads, options.head_dim), options.page_size)
+    heads = Heads(options.heads, options.kv_heads, options.head_dim)
+    bench = Bench(heads, options.page_size)
     with torch.inference_mode():
+        if options.decide:
+            decide(bench, heads)
+            return
         decode_table(bench)
         store_table(bench)
         prefill_table(bench)
-        if options.tune:
-            tune(bench)
 
 
 if __name__ == "__main__":
