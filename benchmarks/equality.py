@@ -120,7 +120,7 @@ def answer_all(
     options = EngineOptions(
         model=ModelOptions(max_model_len=MAX_LEN, precision=args.precision),
         memory=MemoryOptions(page_size=arm.page, kv_tokens=arm.kv_tokens or 64 * 1024, prefix_cache=arm.cached),
-        scheduler=SchedulerOptions(max_rows=arm.rows, chunk=arm.chunk),
+        scheduler=SchedulerOptions(max_rows=arm.rows, chunk=arm.chunk, max_step_tokens=max(256, 8 * arm.rows)),
         draft=DraftOptions(draft=args.draft, drafts=7, ngram_min=2, draft_window=arm.window),
         device=DeviceOptions(overlap=arm.overlap, device=args.device),
     )

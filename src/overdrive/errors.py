@@ -7,6 +7,10 @@ class OverdriveError(Exception):
     """Something the user can mend: the message names what is wrong and what would be right."""
 
 
+class OutOfDeviceMemory(RuntimeError):
+    """A launch found too little memory on the device. What it was to do is undone; less at once may fit."""
+
+
 def one_line(error: Exception) -> str:
     """Why something could not be set up, for people."""
     if isinstance(error, OverdriveError):

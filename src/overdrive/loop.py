@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
+from overdrive.errors import OutOfDeviceMemory
 from overdrive.policy.controller import Controller
 from overdrive.scheduler import Scheduler
 from overdrive.types import Finish, FinishReason, Outcome, Step
@@ -126,8 +127,16 @@ class Loop(Generic[F]):
             self.times.settled += time.perf_counter() - waited
 
     def _abandon(self, error: RuntimeError) -> list[Delta]:
-        """A launch failed: what it held is lost, so end every running request with an error; waiting ones go on."""
+        """A launch failed: what it held is lost, so end every running request with an error; waiting ones go on.
+
+        Where memory was what it lacked, nobody is lost: all are preempted, and fewer of them run at once.
+        """
+        rows = max((len(flight.step.rows) for flight in self._pending), default=0)
         self._pending.clear()
+        if isinstance(error, OutOfDeviceMemory) and max(rows, len(self._scheduler.running)) > 1:
+            self._scheduler.preempt_all()
+            self._runner.recover()
+            return []
         self._scheduler.forget_flights()
         finish = Finish(FinishReason.ERROR, message=f"the device failed: {error}")
         lost = [running.request for running in self._scheduler.running.values()]

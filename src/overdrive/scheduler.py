@@ -43,6 +43,7 @@ class Scheduler:
         self.running: dict[str, Running] = {}
         self.preemptions = 0
         self._slots = list(range(limits.max_rows - 1, -1, -1))
+        self._most_running = limits.max_rows  # fewer for a while after the device ran out of memory
         self._admissions: list[Admission] = []
         self._steps = 0
         self._flying: dict[int, tuple[Running, ...]] = {}
@@ -93,6 +94,7 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self._leave(running)
+            self._most_running = min(self._most_running + 1, self.limits.max_rows)
 
     def _leave(self, running: Running) -> None:
         del self.running[running.request.id]
@@ -125,10 +127,10 @@ class Scheduler:
         pages (or it would compute them again); others may pass it. A head that lacks pages holds the queue, so that
         nothing overtakes it for ever.
         """
-        if not self.waiting or not self._slots:
+        if not self.waiting:
             return
         for request in self.waiting[: 2 * self.limits.max_rows]:
-            if not self._slots:
+            if not self._slots or len(self.running) >= self._most_running:
                 return
             pages = self._match(request)
             if self._sibling_len(request) > len(pages):
@@ -297,6 +299,17 @@ class Scheduler:
     def forget_flights(self) -> None:
         """No launched step will arrive any more (the device failed); the caller ends every running request."""
         self._flying.clear()
+
+    def preempt_all(self) -> None:
+        """The device ran out of memory, and no launched step will arrive: everyone goes back to the queue.
+
+        Half as many run at first, and one more each time a request ends.
+        """
+        self._most_running = max(1, len(self.running) // 2)
+        self.forget_flights()
+        for running in list(self.running.values()):
+            running.launched = running.emitting = running.in_flight = 0
+            self.evict(running)
 
     def _row(self, running: Running, known: int, drafts: int) -> Row:
         params = running.request.params

@@ -45,6 +45,7 @@ class LazyStream:
         return LazyEvent(self, self._launched)
 
     def clear_error(self) -> None:
+        self.close()
         self._error = None
 
     def close(self) -> None:

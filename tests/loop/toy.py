@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from overdrive.errors import OutOfDeviceMemory
 from overdrive.text.stops import StopHit
 from overdrive.types import Finish, FinishReason, Outcome, SamplingParams, Step
 
@@ -75,6 +76,8 @@ class ToyRunner:
     """Implements overdrive.loop.Runner with lists for device memory."""
 
     def __init__(self, stream, rng: random.Random, slots: int, n_pages: int, page_size: int, fail_at: int = 0) -> None:
+        """fail_at: the step whose pass fails. fits: most rows of a pass, beyond which memory does not last."""
+        self.fits = slots
         self.stream, self.rng, self.page_size = stream, rng, page_size
         self.kv = [[None] * page_size for _ in range(n_pages)]
         self.history: list[list[int]] = [[] for _ in range(slots)]
@@ -115,7 +118,9 @@ class ToyRunner:
 
     def _forward(self, flight: ToyFlight) -> None:
         if flight.step.number == self.fail_at:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("the device is gone")
+        if len(flight.step.rows) > self.fits:
+            raise OutOfDeviceMemory("out of memory")
         for row in flight.step.rows:
             start, pages = self.computed[row.slot], self.table[row.slot]
             fed = (self.history[row.slot] + flight.drafts[row.slot])[

@@ -11,6 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
+from overdrive.errors import OutOfDeviceMemory
+
 Launch = Callable[[], None]
 
 
@@ -18,11 +22,18 @@ class StreamError(RuntimeError):
     """A launch failed; everything launched after it was skipped. `__cause__` is the failure."""
 
 
+def launch_error(error: BaseException) -> RuntimeError:
+    """What those who wait are told: StreamError, or OutOfDeviceMemory where that is what failed."""
+    if isinstance(error, OutOfDeviceMemory | MemoryError | torch.OutOfMemoryError):
+        return OutOfDeviceMemory(str(error))
+    return StreamError(str(error))
+
+
 class Event(Protocol):
     """A point in a stream."""
 
     def wait(self) -> None:
-        """Block until every launch before this point has run. Raises StreamError if one of them failed."""
+        """Block until every launch before this point has run. Raises `launch_error` of the first one that failed."""
         ...
 
 
@@ -59,7 +70,7 @@ class Stream(Protocol):
         ...
 
     def clear_error(self) -> None:
-        """Accept launches again after a failure."""
+        """Accept launches again after a failure. What was launched behind it never runs."""
         ...
 
     def close(self) -> None:
@@ -75,7 +86,7 @@ class _Done:
 
     def wait(self) -> None:
         if self._error is not None:
-            raise StreamError(str(self._error)) from self._error
+            raise launch_error(self._error) from self._error
 
 
 class _Chain:
@@ -123,7 +134,7 @@ class _Mark:
     def wait(self) -> None:
         self.reached.wait()
         if self.error is not None:
-            raise StreamError(str(self.error)) from self.error
+            raise launch_error(self.error) from self.error
 
 
 class ThreadStream:
@@ -154,7 +165,10 @@ class ThreadStream:
         return mark
 
     def clear_error(self) -> None:
-        """The failure has been seen by a wait, so the worker is past it and idle."""
+        """What was launched behind the failure is skipped first: it must not run once all is well again."""
+        mark = _Mark()
+        self._queue.put(mark)
+        mark.reached.wait()
         self._chain.error = None
 
     def close(self) -> None:

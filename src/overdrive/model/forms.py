@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import gguf
@@ -15,7 +16,7 @@ from overdrive.device.cpu.elementwise import CpuOps
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
 from overdrive.device.cpu.packing import Packed, pack_float32, pack_gguf, pack_int8
 from overdrive.device.cpu.team import Team
-from overdrive.device.cuda.linear import Fp8Linear, Int4Linear, Int8Linear, ScoringLinear
+from overdrive.device.cuda.linear import BlockedLinear, Fp8Linear, Int4Linear, Int8Linear, ScoringLinear
 from overdrive.device.cuda.ops import FLOATS, CudaOps
 from overdrive.errors import OverdriveError
 from overdrive.model.assemble import Blocks, Form, LinearFactory, dense_factory, parameter_counts, stack_dense
@@ -43,10 +44,14 @@ _FP8_CAPABILITY = (8, 9)
 _CUDA_ONLY = ("bfloat16", "float16", "fp8")
 
 
-def form_for(precision: Precision, device: torch.device, team: Team | None) -> Form:
-    """The form that a precision means on a device. team: the threads of the CPU's kernels; None there: plain torch."""
+def form_for(precision: Precision, device: torch.device, team: Team | None, deterministic: bool = False) -> Form:
+    """The form that a precision means on a device. team: the threads of the CPU's kernels; None there: plain torch.
+
+    deterministic: on CUDA, products are made in blocks of one size (`BlockedLinear`).
+    """
     if device.type == "cuda":
-        return cuda_form(precision, device)
+        form = cuda_form(precision, device)
+        return blocked(form) if deterministic else form
     return cpu_form(precision, team) if team else torch_form(precision, device)
 
 
@@ -123,6 +128,15 @@ def cpu_form(precision: Precision, team: Team) -> Form:
 def _refuse_cuda_only(precision: Precision) -> None:
     if precision in _CUDA_ONLY:
         raise OverdriveError(f"precision {precision!r} is for CUDA; a CPU takes auto, float32, float64, int8 or int4")
+
+
+def blocked(form: Form) -> Form:
+    """The same with every product made in blocks of one size."""
+
+    def around(factory: LinearFactory) -> LinearFactory:
+        return lambda weights, bias: BlockedLinear(factory(weights, bias))
+
+    return replace(form, make_linear=around(form.make_linear), make_head=around(form.make_head))
 
 
 class JoinedLinear:

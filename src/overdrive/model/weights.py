@@ -49,7 +49,7 @@ def load(
     ranks: Ranks = ALONE,
 ) -> Loaded:
     """`load_as` in the form that the options' precision means on the device (see `form_for`)."""
-    return load_as(model, options, form_for(options.precision, device, team), progress, ranks)
+    return load_as(model, options, form_for(options.precision, device, team, options.deterministic), progress, ranks)
 
 
 def load_as(model: str, options: ModelOptions, form: Form, progress: Progress, ranks: Ranks = ALONE) -> Loaded:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from overdrive.device.cuda.ops import norm_warps
 from overdrive.errors import OverdriveError
+from overdrive.model.transformer import Linear
 
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
@@ -47,6 +48,25 @@ def _unrounded(x: Tensor, columns: Tensor) -> Tensor:
 def _widened(x: Tensor, columns: Tensor) -> Tensor:
     """Where the library has no product with wider results: rounded first."""
     return (x @ columns).float()
+
+
+class BlockedLinear:
+    """Another linear over blocks of `ROWS` rows, the last one filled up with zeros: always a product of one shape.
+
+    A library picks its kernel, and with it the order of additions, by shape. So a row's result depends on neither how
+    many others there are nor where among them it stands.
+    """
+
+    ROWS = 128
+
+    __slots__ = ("_linear",)
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, -len(x) % self.ROWS))
+        return torch.cat([self._linear(block) for block in padded.split(self.ROWS)])[: len(x)]
 
 
 class Fp8Linear:

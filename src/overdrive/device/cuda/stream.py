@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from overdrive.device.stream import Launch, StreamError, Wait, synchronize
+from overdrive.device.stream import Launch, Wait, launch_error, synchronize
 
 
 class CudaEvent:
@@ -24,7 +24,7 @@ class CudaEvent:
             except RuntimeError as error:
                 self._error = error
         if self._error is not None:
-            raise StreamError(str(self._error)) from self._error
+            raise launch_error(self._error) from self._error
 
 
 class CudaStream:
@@ -55,6 +55,7 @@ class CudaStream:
         """What failed was the launch; what it may have left running is waited for."""
         self._error = None
         self.stream.synchronize()
+        torch.cuda.empty_cache()  # what failed may have been for want of memory
 
     def close(self) -> None:
         self.stream.synchronize()
