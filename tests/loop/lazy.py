@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from overdrive.device.stream import StreamError
+from overdrive.device.stream import launch_error
 
 
 class LazyStream:
@@ -62,4 +62,4 @@ class LazyEvent:
         while self._stream._done < self._upto:
             self._stream._run_one()
         if self._stream._error is not None:
-            raise StreamError(str(self._stream._error)) from self._stream._error
+            raise launch_error(self._stream._error) from self._stream._error
