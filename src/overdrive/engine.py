@@ -233,6 +233,7 @@ def _build(
 
     def close() -> None:
         if not company.failure:  # else it may wait for a rank that is gone
+            runner.close()
             stream.close()
         ranks.close()
         company.close()

@@ -50,6 +50,10 @@ class DraftingRunner(Runner[Any], Protocol):
     @property
     def sources(self) -> tuple[str, ...]: ...
 
+    def close(self) -> None:
+        """No more steps: give back what connections between devices would wait for."""
+        ...
+
 
 class Device(Protocol):
     """Where a model runs.

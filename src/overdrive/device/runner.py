@@ -123,6 +123,9 @@ class Runner:
         """Accept launches again. Whatever slots held is lost; admissions set them anew."""
         self._stream.clear_error()
 
+    def close(self) -> None:
+        """Nothing outlives the stream."""
+
     def _launch(self, launched: LaunchedStep, phase: int, work: Callable[[LaunchedStep], None]) -> None:
         def timed() -> None:
             started = time.perf_counter()

@@ -38,6 +38,9 @@ from overdrive.types import MAX_DRAFTS
 
 ROWS, STEP_TOKENS, CHUNK = 256, 2048, 2048
 
+KEYS = 32
+"""Of a tile, where all tiles must be alike."""
+
 GRAPH_BYTES = 2 << 30
 """Memory for what the driver keeps of recorded graphs and of libraries."""
 
@@ -92,7 +95,7 @@ class CudaDevice:
         state = SlotState(slots, limits.max_model_len, limits.page_size, device)
         sampling = StaticSamplingState(slots, config.vocab, _scores_dtype(model.dtype), device)
         sampler = CudaSampler(extent.rows * extent.queries, config.vocab, device)
-        attend = Attending()
+        attend = Attending(parts.options.model.deterministic)
 
         def draw(logits: Tensor, layout: Layout, drafts: Tensor, ids: Tensor, out: Tensor) -> None:
             sampler.draw(logits, layout, drafts, sampling, "noisy", ids, out)
@@ -110,7 +113,9 @@ class CudaDevice:
 class Attending:
     """Makes attention for passes, whichever network's. What the kernels leave for each other is made once for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, deterministic: bool) -> None:
+        """deterministic: keys are added up one tile after the other, however many rows, queries and keys there are."""
+        self._deterministic = deterministic
         self._spaces: dict[Heads, SplitSpace] = {}
 
     def __call__(self, kv: PagedKV, heads: Heads, batch: Batch, queries: int, mixed: bool) -> Attention:
@@ -120,7 +125,12 @@ class Attending:
         space = self._spaces.get(heads)
         if space is None:
             space = self._spaces[heads] = SplitSpace.allocate([heads], MAX_DRAFTS + 1, batch.ids.device)
-        return CudaAttention(kv, heads, batch, queries, mixed, space)
+        attention = CudaAttention(kv, heads, batch, queries, mixed, space)
+        if self._deterministic:
+            attention.splits = attention.prefill_splits = 1
+            attention.decode = attention.decode._replace(keys=KEYS)
+            attention.prefill = attention.prefill._replace(keys=KEYS)
+        return attention
 
 
 def step_bytes(options: EngineOptions, model: Transformer) -> int:

@@ -28,6 +28,10 @@ class Graphs(Protocol):
         """
         ...
 
+    def clear(self) -> None:
+        """Forget everything. Before connections that graphs use are closed: those wait for the graphs."""
+        ...
+
 
 class NoGraphs:
     """Runs everything as it is written."""
@@ -36,6 +40,9 @@ class NoGraphs:
         work()
 
     def capture(self, key: Hashable, work: Work) -> None:
+        pass
+
+    def clear(self) -> None:
         pass
 
 
@@ -65,3 +72,9 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         self._graphs[key] = graph
+
+    def clear(self) -> None:
+        self._stream.synchronize()
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()

@@ -162,6 +162,10 @@ class CudaRunner:
         """Accept launches again. Whatever slots held is lost; admissions set them anew."""
         self._stream.clear_error()
 
+    def close(self) -> None:
+        """Let go of what was recorded. The stream is still open."""
+        self._graphs.clear()
+
     def _launch(self, work: Callable[[], None]) -> None:
         def launched() -> None:
             with torch.inference_mode():

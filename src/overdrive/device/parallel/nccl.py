@@ -7,6 +7,7 @@ hypervisor a program that uses it can leave them unusable.
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 
 import torch
@@ -24,6 +25,9 @@ ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a rank that is gone ends what waits for it, not this process
 }
 """What every process of a group must have in its environment before it first touches CUDA."""
+
+
+CLOSE_SECONDS = 5.0
 
 
 class NcclRanks:
@@ -65,8 +69,10 @@ class NcclRanks:
         share_packed(tensors, lambda packed: dist.broadcast(packed, 0))
 
     def close(self) -> None:
-        """Let go of the connections, without waiting for ranks that may be gone."""
-        dist.distributed_c10d._abort_process_group()
+        """Let go of the connections, without waiting long for ranks that may be gone."""
+        abort = threading.Thread(target=dist.distributed_c10d._abort_process_group, daemon=True)
+        abort.start()
+        abort.join(CLOSE_SECONDS)
 
     def _warm(self, device: torch.device) -> None:
         """NCCL sets up its channels at the first operation of a kind, which must not fall into a capture."""
