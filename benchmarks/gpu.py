@@ -259,20 +259,20 @@ def run_keep(args: argparse.Namespace, plain: Bench, drafting: Bench, console: C
 
 
 def run_idle(args: argparse.Namespace, drafting: Bench, console: Console) -> None:
-    lines = []
+    lines, ks = [], sorted({0, *args.k})
     for rows in (1, 30, 250):
         if rows > max(args.rows):
             continue
-        traces = [trace(drafting, k, rows, PROMPT) for k in args.k]
+        traces = [trace(drafting, k, rows, PROMPT) for k in ks]
         lines.append([str(rows), *(f"{one.idle:.1%}" for one in traces)])
-        for k, one in zip(args.k, traces, strict=True):
+        for k, one in zip(ks, traces, strict=True):
             head = ["kernel", "launches", "us", "share"]
             most = [
                 [name[:70], f"{count:.1f}", f"{us:.0f}", f"{us / one.step:.1%}"]
                 for name, count, us in one.kernels[: args.kernels]
             ]
             table(console, f"{rows} rows, K = {k}: a step of {one.step:,.0f} us", head, most)
-    table(console, "device idle in steady decode", ["rows", *(f"K = {k}" for k in args.k)], lines)
+    table(console, "device idle in steady decode", ["rows", *(f"K = {k}" for k in ks)], lines)
 
 
 def main() -> None:
