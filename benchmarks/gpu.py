@@ -36,6 +36,7 @@ from overdrive.config import (
     ModelOptions,
     SchedulerOptions,
 )
+from overdrive.device.cuda import early as launches
 from overdrive.engine import Engine, build
 from overdrive.policy.controller import LoadView
 from overdrive.types import Plan, SamplingParams, Why
@@ -289,7 +290,9 @@ def main() -> None:
     parser.add_argument("--max-len", type=int, default=8192)
     parser.add_argument("--kernels", type=int, default=16, help="lines of each breakdown")
     parser.add_argument("--kv-tokens", type=int, default=0)
+    parser.add_argument("--early", action="store_true", help="set kernels up while those before them run")
     args = parser.parse_args()
+    launches.EARLY = args.early
     console = Console(width=110)
     parts: set[str] = set(args.parts)
     plain = open_bench(args, False, console) if parts & {"offline", "keep"} else None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
+from overdrive.device.cuda import early as launches
 from overdrive.device.cuda.store import power_of_two, rope_store_triton, store_triton
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, Attention
@@ -28,8 +29,6 @@ SMALL_TILE = 64
 """Queries x heads of the prefill tile where rows are split."""
 SEARCHED_ROWS = 256
 """Rows of a batch that a prefill program looks through at least: one binary serves all batches up to that."""
-EARLY_SINCE = 9
-"""Compute capability of the first devices with programmatic dependent launch."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -77,8 +76,7 @@ class SplitSpace:
     """Where the parts of split rows wait to be combined: allocated once, used by every layer of every pass in turn.
 
     processors: multiprocessors of the device. sums, totals, tops: float32, as the kernels say. arrivals: int32, parts
-    that have come, by tile; every launch leaves them 0. early: whether the device can set up a kernel while the one
-    before still runs, as Hopper and later can.
+    that have come, by tile; every launch leaves them 0. early: whether kernels are set up while those before them run.
     """
 
     processors: int
@@ -96,11 +94,10 @@ class SplitSpace:
 
         processors: 0 for those of the device.
         """
-        device, early = torch.device(device), False
+        device, early = torch.device(device), launches.EARLY
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
-            processors, early = processors or properties.multi_processor_count, properties.major >= EARLY_SINCE
-
+            processors, early = processors or properties.multi_processor_count, early and properties.major >= 9
         # Only while a launch has fewer programs than this are rows split; each makes so many parts.
         programs = PROGRAMS_PER_PROCESSOR * processors
         sizes = [

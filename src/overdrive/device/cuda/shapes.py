@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from overdrive.types import MAX_DRAFTS, Step
 
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of steps that feed no prompts. Beyond the last one, its multiples."""
 
 MIXED_ROWS = (4, 16, 32, 64, 128, 256)
