@@ -34,8 +34,8 @@ class ModelOptions:
     seed: int = 0
     """Seed of dummy weights."""
     deterministic: bool = False
-    """On a GPU: matrix products in blocks of one size and attention in parts of one size, so that an answer does not
-    depend on what else runs. Slower for few requests. A CPU's answers never depend on it."""
+    """On a GPU: matrix products in blocks of one size and attention in parts of one size, so that an answer depends
+    less on what else runs. Slower for few requests. A CPU's answers never depend on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
