@@ -38,7 +38,7 @@ from overdrive.draft.base import Drafts
 from overdrive.draft.drawing import DraftSampler
 from overdrive.draft.eagle3.drafter import EagleDrafter
 from overdrive.engine import Engine, build
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.request import Request
 from overdrive.text import open_text
 from overdrive.types import Finish, FinishReason, Plan, SamplingParams, Why
@@ -56,7 +56,7 @@ MOST_PROMPT = 512
 Ids = list[int]
 
 
-class Pauses:
+class Pauses(Controller):
     """`drafts` for every row, but for `pause` steps after the first `before` in which no prompt was left to read."""
 
     plans = tuple(range(1, 16))

@@ -27,12 +27,12 @@ from rich.table import Table
 
 from overdrive.config import DraftOptions, EngineOptions, ModelOptions
 from overdrive.engine import Engine, build
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.text import open_text
 from overdrive.types import Plan, SamplingParams, Why
 
 
-class Dial:
+class Dial(Controller):
     """A controller whose K the benchmark sets."""
 
     plans = tuple(range(1, 16))

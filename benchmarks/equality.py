@@ -49,7 +49,7 @@ TRIALS = 256
 """Disturbed logits that are drawn from."""
 
 
-class Pauses:
+class Pauses(Controller):
     """Long stretches without drafts between some of another K each: a draft network has to catch up every time."""
 
     plans = tuple(range(1, 16))
@@ -66,7 +66,7 @@ class Pauses:
         return Plan(self._drafts, Why(rule="pauses"))
 
 
-class RandomDrafts:
+class RandomDrafts(Controller):
     """Another K every step."""
 
     plans = tuple(range(1, 16))

@@ -38,7 +38,7 @@ from overdrive.config import (
 )
 from overdrive.device.cuda import early as launches
 from overdrive.engine import Engine, build
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.types import Plan, SamplingParams, Why
 
 NEW = PROMPT = 256
@@ -46,7 +46,7 @@ BLOCK = 10
 """Steps that an arm runs before the next one takes its turn."""
 
 
-class Dial:
+class Dial(Controller):
     """A controller whose K the benchmark sets."""
 
     plans = tuple(range(1, 16))

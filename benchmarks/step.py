@@ -22,14 +22,14 @@ from overdrive.config import DeviceOptions, DraftOptions, EngineOptions, ModelOp
 from overdrive.draft import Room
 from overdrive.draft.base import Drafts, Fed
 from overdrive.engine import Engine
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.types import PageEntry, Plan, SamplingParams, Why
 
 STEPS = 16
 VOCAB = 49152
 
 
-class Dial:
+class Dial(Controller):
     """A controller whose K the benchmark sets."""
 
     plans = tuple(range(1, 16))

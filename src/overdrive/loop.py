@@ -123,6 +123,7 @@ class Loop(Generic[F]):
             waited = time.perf_counter()
             self._pending.popleft()
             deltas += self._committer.settle(flight.step, outcome)
+            self._controller.observe(flight.step, outcome)
             self.times.waited += waited - started
             self.times.settled += time.perf_counter() - waited
 

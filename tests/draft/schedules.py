@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.request import Request
 from overdrive.types import Plan, SamplingParams, Why
 from tests.loop.bench import Bench, StopAndGo
@@ -24,7 +24,7 @@ class Seen:
     fed: list[int] = field(default_factory=list)
 
 
-class Lever:
+class Lever(Controller):
     """A controller whose K the test sets."""
 
     plans = tuple(range(1, 16))

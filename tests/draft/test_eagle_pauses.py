@@ -58,7 +58,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Notes]:
     return begin
 
 
-class Pause:
+class Pause(Controller):
     """DRAFTS but for a pause: from text length `begin` on, for `steps` steps and until the text is one of `lengths`."""
 
     plans = tuple(range(1, 16))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from overdrive.commit import Committer, Delta
 from overdrive.loop import Loop, Runner
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.scheduler import Scheduler
 from overdrive.types import Finish, Plan, Why
 
 
-class RandomDrafts:
+class RandomDrafts(Controller):
     """Another K every step: whatever a controller may decide, at its wildest."""
 
     plans = tuple(range(1, 16))
@@ -24,7 +24,7 @@ class RandomDrafts:
         return Plan(self._rng.choice([0, 0, 1, 3, 5, 7]), Why(rule="random"))
 
 
-class StopAndGo:
+class StopAndGo(Controller):
     """Long stretches without drafts, then some steps with, each with a K of its own: drafters must catch up."""
 
     plans = tuple(range(1, 16))

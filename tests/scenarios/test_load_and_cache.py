@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.request import Request
 from overdrive.types import Finish, FinishReason, Plan, Why
 from tests.loop.bench import Bench
@@ -107,7 +107,7 @@ def test_running_requests_are_not_capped_by_speculation(budget: int) -> None:
     assert steps["random"] <= steps["none"]
 
 
-class QuietWhenCrowded:
+class QuietWhenCrowded(Controller):
     """Drafts for a row that is alone, and none in company: as a controller does that knows the load."""
 
     plans = tuple(range(1, 16))

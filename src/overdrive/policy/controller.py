@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from overdrive.types import Plan, Why
+from overdrive.types import Outcome, Plan, Step, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,24 +15,36 @@ class LoadView:
 
     decode_rows: rows that would each feed one known token. prefill_tokens: known tokens of prompts in the same step.
     context_tokens: positions the decode rows attend to, an upper bound.
+    sampled_rows: how many of the decode rows draw with noise; the others are greedy.
+    caps: decode rows by the most drafts each can take (tokens it still wants, room, opting out, the step's token
+    budget): `caps[c]` of them take c, c <= MAX_DRAFTS. Empty where no row is held back.
     """
 
     decode_rows: int
     prefill_tokens: int
     context_tokens: int
+    sampled_rows: int = 0
+    caps: tuple[int, ...] = ()
 
 
 class Controller(Protocol):
-    """Whoever decides how much the next step drafts. plans: every K that it may decide for beside 0, which a device
-    can prepare for; it may return others, which then take longer."""
+    """Whoever decides how much the next step drafts. Those that learn nothing inherit an `observe` that does nothing.
+
+    plans: every K that it may decide for beside 0, which a device can prepare for; it may return others, which then
+    take longer.
+    """
 
     @property
     def plans(self) -> Sequence[int]: ...
 
     def choose(self, view: LoadView) -> Plan: ...
 
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        """A step has settled, in the order in which steps were launched."""
+        return
 
-class FixedDrafts:
+
+class FixedDrafts(Controller):
     """The same K at every load."""
 
     def __init__(self, drafts: int) -> None:
