@@ -27,21 +27,9 @@ from rich.table import Table
 
 from overdrive.config import DraftOptions, EngineOptions, ModelOptions
 from overdrive.engine import Engine, build
-from overdrive.policy.controller import Controller, LoadView
 from overdrive.text import open_text
-from overdrive.types import Plan, SamplingParams, Why
-
-
-class Dial(Controller):
-    """A controller whose K the benchmark sets."""
-
-    plans = tuple(range(1, 16))
-
-    def __init__(self) -> None:
-        self.drafts = 0
-
-    def choose(self, view: LoadView) -> Plan:
-        return Plan(self.drafts, Why(rule="dial"))
+from overdrive.types import SamplingParams
+from shared import Dial
 
 
 @dataclass

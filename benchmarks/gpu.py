@@ -38,24 +38,12 @@ from overdrive.config import (
 )
 from overdrive.device.cuda import early as launches
 from overdrive.engine import Engine, build
-from overdrive.policy.controller import Controller, LoadView
-from overdrive.types import Plan, SamplingParams, Why
+from overdrive.types import SamplingParams
+from shared import Dial
 
 NEW = PROMPT = 256
 BLOCK = 10
 """Steps that an arm runs before the next one takes its turn."""
-
-
-class Dial(Controller):
-    """A controller whose K the benchmark sets."""
-
-    plans = tuple(range(1, 16))
-
-    def __init__(self) -> None:
-        self.drafts = 0
-
-    def choose(self, view: LoadView) -> Plan:
-        return Plan(self.drafts, Why(rule="dial"))
 
 
 @dataclass

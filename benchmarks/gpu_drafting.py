@@ -40,31 +40,12 @@ from overdrive.model.dummy import tiny_config
 from overdrive.model.forms import cuda_form
 from overdrive.model.rope import RopeConfig
 from overdrive.types import Admission, Plan, Row, SamplingParams, Step, Why
+from shared import replayed_us
 
 DEVICE = torch.device("cuda")
 MAX_MODEL_LEN, PAGE, WINDOW = 8192, 16, 256
 PROPOSALS = ((1, 2), (2, 4), (3, 4), (5, 8), (7, 8))
 CHUNKS = (256, 2048)
-
-
-def replayed_us(work: Callable[[], object], calls: int = 2, replays: int = 10) -> float:
-    """Microseconds of one call in a graph of several."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            work()
-    times = []
-    for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / replays / calls)
-    return statistics.median(times)
 
 
 def launched_us(work: Callable[[], object]) -> tuple[float, float]:
@@ -143,7 +124,9 @@ def proposals(bed: Bed, context: int) -> dict[str, float]:
             bed.drafter.propose(rows, out, width)
 
         bed.begin(context)
-        times[f"propose {drafts} ({width})"] = replayed_us(work) - replayed_us(lambda width=width: bed.grow(0 * width))
+        times[f"propose {drafts} ({width})"] = replayed_us(work, calls=2) - replayed_us(
+            lambda width=width: bed.grow(0 * width), calls=2
+        )
     return times
 
 
@@ -161,10 +144,10 @@ def launches(bed: Bed, head: EagleHead) -> dict[str, float]:
     taps = torch.zeros((count, width), dtype=head.dtype, device=DEVICE)
     ones = torch.ones(count, dtype=torch.int64, device=DEVICE)
     return {
-        "plan (4)": replayed_us(lambda: plan_pairs(bed.state, slots, wanted, firsts)),
-        "note (4)": replayed_us(lambda: note_pairs(bed.state, slots, wanted, out)),
-        "feed": replayed_us(lambda: plan_drafts(bed.state, rows, out, 1)),
-        "keep": replayed_us(lambda: keep(bed.state, slots, rows, one, taps, ones)),
+        "plan (4)": replayed_us(lambda: plan_pairs(bed.state, slots, wanted, firsts), calls=2),
+        "note (4)": replayed_us(lambda: note_pairs(bed.state, slots, wanted, out), calls=2),
+        "feed": replayed_us(lambda: plan_drafts(bed.state, rows, out, 1), calls=2),
+        "keep": replayed_us(lambda: keep(bed.state, slots, rows, one, taps, ones), calls=2),
     }
 
 
@@ -174,9 +157,9 @@ def copies(bed: Bed) -> dict[str, float]:
     for length in (1024, MAX_MODEL_LEN):
         state.lengths[:-1] = length
         state.history.copy_(torch.arange(state.history.shape[1], device=DEVICE))
-        times[f"copies {length}"] = replayed_us(lambda: copy_runs(state, rows, out, 9, 1))
+        times[f"copies {length}"] = replayed_us(lambda: copy_runs(state, rows, out, 9, 1), calls=2)
         state.history.copy_(torch.arange(state.history.shape[1], device=DEVICE) % 40)
-        times[f"copies {length}, many"] = replayed_us(lambda: copy_runs(state, rows, out, 9, 1))
+        times[f"copies {length}, many"] = replayed_us(lambda: copy_runs(state, rows, out, 9, 1), calls=2)
     return times
 
 

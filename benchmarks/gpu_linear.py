@@ -18,6 +18,7 @@ from torch import Tensor
 
 from overdrive.device.cuda.linear import Fp8Linear, Int4Linear, Int8Linear, ScoringLinear
 from overdrive.model.transformer import DenseLinear, Linear
+from shared import replayed_us
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 COPIES = 4
@@ -39,23 +40,9 @@ class RoundedScores:
         return self._linear(x).float()
 
 
-def replayed_ms(work: Callable[[], object], replays: int = 4) -> float:
-    """Milliseconds of one call, the best of three batches."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / replays)
-    return min(times)
+def replayed_ms(work: Callable[[], object]) -> float:
+    """Milliseconds of one call."""
+    return replayed_us(work, calls=1, replays=4) / 1000
 
 
 def weight(outputs: int, inputs: int) -> Tensor:

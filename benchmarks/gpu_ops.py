@@ -26,6 +26,7 @@ from torch import Tensor
 from overdrive.device.cuda import ops_kernels
 from overdrive.device.cuda.ops import CudaOps, next_power
 from overdrive.model.ops import Ops, TorchOps
+from shared import replayed_us
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 CALLS = 32
@@ -35,26 +36,6 @@ WAYS: dict[str, Ops] = {
     "early": CudaOps(DTYPE, DEVICE, early=True),
     "torch": TorchOps(DTYPE, DEVICE),
 }
-
-
-def replayed_us(work: Callable[[], object], replays: int = 5) -> float:
-    """Microseconds of one call in a graph of CALLS."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            work()
-    times = []
-    for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / replays / CALLS)
-    return min(times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +121,7 @@ def compiled_us(layer: Layer) -> float:
     work = torch.compile(layer.glue(WAYS["torch"]), dynamic=False)
     for _ in range(3):
         work()
-    return replayed_us(work)
+    return replayed_us(work, CALLS)
 
 
 def print_operations(layers: list[Layer]) -> None:
@@ -149,7 +130,7 @@ def print_operations(layers: list[Layer]) -> None:
     for layer in layers:
         for way, ops in WAYS.items():
             for name, work in layer.operations(ops).items():
-                table.setdefault((name, way), []).append(replayed_us(work))
+                table.setdefault((name, way), []).append(replayed_us(work, CALLS))
     for (name, way), times in sorted(table.items(), key=lambda line: list(table).index((line[0][0], "ours"))):
         print(f"{name if way == 'ours' else '':20}{way:>7}" + "".join(f"{us:9.2f}" for us in times))
 
@@ -193,7 +174,7 @@ def norm_us(layer: Layer, warps: int) -> float:
             EARLY=False, WIDTH=layer.hidden, BLOCK=block, num_warps=warps,
         )  # fmt: skip
 
-    return replayed_us(work)
+    return replayed_us(work, CALLS)
 
 
 def gate_us(layer: Layer, block: int, warps: int) -> float:
@@ -206,7 +187,7 @@ def gate_us(layer: Layer, block: int, warps: int) -> float:
             gate_up, out, 2 * layer.mlp, EARLY=False, WIDTH=layer.mlp, BLOCK=block, num_warps=warps
         )
 
-    return replayed_us(work)
+    return replayed_us(work, CALLS)
 
 
 def main() -> None:

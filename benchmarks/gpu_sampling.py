@@ -11,8 +11,6 @@ compiling included.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,6 +23,7 @@ from overdrive.device.cuda.steps import StepRows, accept, flatten
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.types import Admission, SamplingParams
+from shared import replayed_us
 
 DEVICE = torch.device("cuda")
 CASES: dict[str, tuple[Rules, SamplingParams]] = {
@@ -37,26 +36,6 @@ CASES: dict[str, tuple[Rules, SamplingParams]] = {
     "k, p, min-p": ("full", SamplingParams(max_tokens=64, temperature=0.8, top_k=20, top_p=0.95, min_p=0.01)),
     "penalties": ("full", SamplingParams(max_tokens=64, temperature=0.8, frequency_penalty=0.5)),
 }
-
-
-def replayed_us(work: Callable[[], object], calls: int = 4, replays: int = 10) -> float:
-    """Microseconds of one call in a graph of several."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            work()
-    times = []
-    for _ in range(5):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / replays / calls)
-    return statistics.median(times)
 
 
 def language_like(rows: int, vocab: int) -> Tensor:

@@ -22,23 +22,11 @@ from overdrive.config import DeviceOptions, DraftOptions, EngineOptions, ModelOp
 from overdrive.draft import Room
 from overdrive.draft.base import Drafts, Fed
 from overdrive.engine import Engine
-from overdrive.policy.controller import Controller, LoadView
-from overdrive.types import PageEntry, Plan, SamplingParams, Why
+from overdrive.types import PageEntry, SamplingParams
+from shared import Dial
 
 STEPS = 16
 VOCAB = 49152
-
-
-class Dial(Controller):
-    """A controller whose K the benchmark sets."""
-
-    plans = tuple(range(1, 16))
-
-    def __init__(self) -> None:
-        self.drafts = 0
-
-    def choose(self, view: LoadView) -> Plan:
-        return Plan(self.drafts, Why(rule="dial"))
 
 
 class RandomDrafter:
