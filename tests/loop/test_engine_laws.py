@@ -56,6 +56,19 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
     return requests
 
 
+def random_bounds(rng: random.Random) -> dict[str, int | bool]:
+    """Pages for few or for many, rows, chunks, steps that hold little: of `Bounds`."""
+    return {
+        "n_pages": rng.choice([22, 30, 120]),
+        "page_size": rng.choice([4, 4, 16]),
+        "chunk": rng.choice([2, 5, 16, 128]),
+        "max_step_tokens": rng.choice([8, 40]),
+        "max_rows": rng.choice([1, 3, 5]),
+        "lookahead": rng.choice([0, 1, 1]),
+        "cached": rng.random() < 0.8,
+    }
+
+
 def check(b: Bench, requests: list[Request]) -> None:
     for request in requests:
         expected, finish = tiny_oracle(request.prompt, request.params)
@@ -73,13 +86,7 @@ def test_text_does_not_depend_on_anything_the_engine_decides(block: int) -> None
             LazyStream(rng),
             rng.choice([RandomDrafts, StopAndGo])(rng),
             rng.choice([*DRAFTERS.values(), wild(rng)]),
-            n_pages=rng.choice([22, 30, 120]),
-            page_size=rng.choice([4, 4, 16]),
-            chunk=rng.choice([2, 5, 16, 128]),
-            max_step_tokens=rng.choice([8, 40]),
-            max_rows=rng.choice([1, 3, 5]),
-            lookahead=rng.choice([0, 1, 1]),
-            cached=rng.random() < 0.8,
+            **random_bounds(rng),
         )
         requests = random_requests(rng, rng.randint(2, 7))
         for request in requests:

@@ -14,7 +14,7 @@ from overdrive.types import SamplingParams
 from .bench import RandomDrafts, StopAndGo
 from .lazy import LazyStream
 from .padded_engine import choices, padded_bench
-from .test_engine_laws import check, random_requests
+from .test_engine_laws import check, random_bounds, random_requests
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -26,13 +26,7 @@ def test_text_does_not_depend_on_anything_the_engine_decides(block: int) -> None
             LazyStream(rng),
             rng.choice([RandomDrafts, StopAndGo])(rng),
             rng.choice(list(choices().values())),
-            n_pages=rng.choice([22, 30, 120]),
-            page_size=rng.choice([4, 4, 16]),
-            chunk=rng.choice([2, 5, 16, 128]),
-            max_step_tokens=rng.choice([8, 40]),
-            max_rows=rng.choice([1, 3, 5]),
-            lookahead=rng.choice([0, 1, 1]),
-            cached=rng.random() < 0.8,
+            **random_bounds(rng),
         )
         requests = random_requests(rng, rng.randint(2, 7))
         for request in requests:

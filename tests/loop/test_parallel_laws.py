@@ -21,7 +21,7 @@ from .bench import Bench, RandomDrafts, StopAndGo
 from .crew import Crew, divided_bench, padded_divided_bench, padded_runner
 from .lazy import LazyStream
 from .padded_engine import choices, padded_bench
-from .test_engine_laws import check, random_requests, wild
+from .test_engine_laws import check, random_bounds, random_requests, wild
 from .tiny_drafters import DRAFTERS
 from .tiny_engine import Bounds
 
@@ -34,13 +34,7 @@ def run_at_random(rng: random.Random, make: Callable[..., Bench], drafters: list
             LazyStream(rng),
             rng.choice([RandomDrafts, StopAndGo])(rng),
             rng.choice(drafters),
-            n_pages=rng.choice([22, 30, 120]),
-            page_size=rng.choice([4, 4, 16]),
-            chunk=rng.choice([2, 5, 16, 128]),
-            max_step_tokens=rng.choice([8, 40]),
-            max_rows=rng.choice([1, 3, 5]),
-            lookahead=rng.choice([0, 1, 1]),
-            cached=rng.random() < 0.8,
+            **random_bounds(rng),
         )
         requests = random_requests(rng, rng.randint(2, 7))
         for request in requests:
