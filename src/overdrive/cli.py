@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from overdrive import __version__
+from overdrive.bench.commands import bench
 from overdrive.config import (
     DeviceOptions,
     DraftOptions,
@@ -147,6 +148,7 @@ train = App(
     default_parameter=Parameter(negative_iterable=()),
 )
 app.command(train)
+app.command(bench)
 HeadGroup = Annotated[HeadOptions, Parameter(name="*", group="Head")]
 TrainGroup = Annotated[TrainOptions, Parameter(name="*", group="Training")]
 RecipeGroup = Annotated[Recipe, Parameter(name="answers", group="Answers")]

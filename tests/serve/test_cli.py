@@ -53,7 +53,9 @@ def test_the_command_line_loads_nothing_heavy():
         (["serve", "m", "--page-size", "3"], 1, "--page-size"),
         (["chat"], 1, "--url"),
         (["chat", "--url", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
-        (["bench"], 2, "bench"),
+        (["benchmark"], 2, "benchmark"),
+        (["bench", "sweep"], 1, "which server"),
+        (["bench", "sweep", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(arguments, code, word):

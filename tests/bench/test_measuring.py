@@ -1,0 +1,287 @@
+"""Laws of a run: every arm gets the same requests, what a server does wrong is said in one line, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from overdrive.bench.arms import parse_arms
+from overdrive.bench.commands import bench
+from overdrive.bench.load import closed, ramp, replay
+from overdrive.bench.plan import Maker, Mixture, stages
+from overdrive.bench.prompts import Source
+from overdrive.bench.ratios import table
+from overdrive.bench.records import read_results
+from overdrive.bench.run import Job, measure
+from overdrive.bench.verdict import verdict, warnings
+from overdrive.errors import OverdriveError
+
+from .servers import OddServer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+
+from fakes import FakeServer
+
+MAKER = Maker(Source("texts", ["one", "two", "three"]), "chat", 6, {"temperature": 0})
+
+
+@pytest.fixture
+def odd():
+    servers: list[OddServer] = []
+
+    def make(**how) -> OddServer:
+        servers.append(OddServer(**how))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def fake(tmp_path):
+    server = FakeServer(f"ipc://{tmp_path}/engine")
+    yield server
+    server.close()
+
+
+def run(path: Path, url: str, *more: str, command: str = "sweep") -> None:
+    """`overdrive bench sweep`, small."""
+    small = {"--repeats": "1", "--max-tokens": "6", "--prompt-tokens": "4"}
+    if command == "sweep":
+        small |= {"--concurrency": "2", "--rounds": "2", "--least": "4"}
+    given = [word for name, value in small.items() if name not in more for word in (name, value)]
+    bench(
+        [command, url, *given, *more, "--out", str(path)],
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+    )
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    """No wait for an engine's counters (the fake one's never change), no picture (matplotlib is slow to import)."""
+    monkeypatch.setattr("overdrive.bench.run.STATS_SECONDS", 0.0)
+    monkeypatch.setattr("overdrive.bench.outcome.write_png", lambda *_: False)
+
+
+OFF, AUTO = """off={"speculation": {"enabled": false}}""", "auto={}"
+
+
+def test_every_arm_sends_the_same_prompts_in_every_turn(fake, tmp_path):
+    run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", AUTO, "--repeats", "2", "--concurrency", "1,3")
+    told = read_results(tmp_path / "r.jsonl")
+    assert (told.ended, told.lost, len(told.blocks)) == ("", 0, 8)
+    assert {(block.arm, block.load, block.repeat) for block in told.blocks} == {
+        (arm, load, repeat) for arm in ("off", "auto") for load in (1, 3) for repeat in (0, 1)
+    }
+    for load in (1, 3):
+        sent = [sorted(one.prompt_tokens for one in block.samples) for block in told.blocks if block.load == load]
+        assert all(prompts == sent[0] for prompts in sent)
+    assert all(one.output_tokens == 6 and not one.error for block in told.blocks for one in block.samples)
+
+
+def test_an_arm_is_fields_of_its_requests(fake, tmp_path):
+    run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", """k2={"speculation": {"max_drafts": 2}}""")
+    assert {submit.params.max_drafts for submit in fake.engine.submits[-8:]} == {0, 2}
+
+
+def test_the_report_stands_beside_the_results(fake, tmp_path, capsys):
+    run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", AUTO)
+    said = capsys.readouterr().out
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert "2 at once: " in said.lower()
+    assert "off: the server drafted more than 0 per step" in said  # the fake engine drafts whatever it is asked
+
+
+def test_a_mixture_holds_its_kinds(fake, tmp_path):
+    run(tmp_path / "r.jsonl", fake.url, "--concurrency", "2", "--rounds", "4", "--long-tokens", "30", command="mixture")
+    (block,) = read_results(tmp_path / "r.jsonl").blocks
+    kinds = [one.kind for one in block.samples]
+    assert (kinds.count("sampled"), kinds.count("long"), kinds.count("plain")) == (2, 2, 4)
+
+
+def test_a_trace_keeps_lengths_and_times(fake, tmp_path):
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.9799600,20,5"]
+    rows.append("2023-11-16 18:17:04.1799600,500,9")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    more = ["--trace", str(tmp_path / "t.csv"), "--speed", "4", "--most-prompt", "10"]
+    run(tmp_path / "r.jsonl", fake.url, *more, command="trace")
+    (block,) = read_results(tmp_path / "r.jsonl").blocks
+    first, second = sorted(block.samples, key=lambda one: one.start)
+    assert (first.output_tokens, second.output_tokens) == (5, 9)
+    assert second.start - first.start >= 0.05
+
+
+def test_a_ramp_is_drawn_over_time(fake, tmp_path):
+    run(tmp_path / "r.jsonl", fake.url, "--peak", "2", "--stage-seconds", "0.1", command="ramp")
+    assert "over the first turn" in (tmp_path / "r.html").read_text()
+
+
+def test_users_of_a_ramp_come_and_go():
+    assert stages(12) == [1, 2, 4, 8, 12, 8, 4, 2, 1]
+    assert stages(1) == [1]
+    now = most = 0
+
+    async def send(ask):
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0.002)
+        now -= 1
+
+    asyncio.run(ramp(MAKER.several(2), [1, 3, 1], 0.02, send))
+    assert (now, most) == (0, 3)
+
+
+@pytest.mark.parametrize("shape", [lambda asks, send: closed(asks, 3, send), lambda a, s: replay(a, [0.0] * 9, s)])
+def test_every_request_of_a_load_is_sent_once(shape):
+    asks, sent = MAKER.several(9), []
+
+    async def send(ask):
+        await asyncio.sleep(0)
+        sent.append(id(ask))
+
+    asyncio.run(shape(asks, send))
+    assert sorted(sent) == sorted(map(id, asks))
+
+
+@pytest.mark.parametrize(
+    ("how", "more", "said"),
+    [
+        ({"models": []}, [], "is no OpenAI-compatible server"),
+        ({"models": ["a", "b"]}, [], "choose with --model: a, b"),
+        ({"models": ["a"]}, ["--model", "c"], "no model 'c'"),
+        ({"reject": lambda body: "speculation: unknown" if "speculation" in body else ""}, ["--arm", OFF], "arm off"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_refused_in_one_line(odd, tmp_path, how, more, said):
+    with pytest.raises(OverdriveError, match=said) as error:
+        run(tmp_path / "r.jsonl", odd(**how).url, *more)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"tokens": 9}, "ignores max_tokens"),
+        ({"usage": False}, "sends no usage"),
+        ({}, "accepts fields that do not exist"),
+    ],
+)
+def test_what_a_server_ignores_is_said(odd, tmp_path, how, said):
+    run(tmp_path / "r.jsonl", odd(**how).url, "--arm", OFF)
+    told = table(read_results(tmp_path / "r.jsonl"))
+    assert any(said in line for line in warnings(told))
+
+
+def test_an_honest_server_is_not_accused(odd, tmp_path):
+    run(tmp_path / "r.jsonl", odd().url, "--repeats", "3", "--rounds", "9")
+    assert not read_results(tmp_path / "r.jsonl").notes
+
+
+def test_a_server_that_dies_leaves_marked_results(odd, tmp_path):
+    """A trial, 4 of warming up and a first turn of 4 requests; the second turn never ends."""
+    with pytest.raises(OverdriveError, match=r"stopped answering.*r\.jsonl"):
+        run(tmp_path / "r.jsonl", odd(dies_after=11).url, "--repeats", "3")
+    told = read_results(tmp_path / "r.jsonl")
+    assert len(told.blocks) == 1
+    assert "stopped answering" in told.ended
+    assert told.lost >= 1
+    assert verdict(table(told))[0].startswith("Unfinished: the server at http")
+    assert "Unfinished" in (tmp_path / "r.html").read_text()
+
+
+def test_an_interruption_keeps_whole_blocks(fake, tmp_path):
+    threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(OverdriveError, match="interrupted"):
+        run(tmp_path / "r.jsonl", fake.url, "--repeats", "1000")
+    told = read_results(tmp_path / "r.jsonl")
+    assert told.ended == "the run was interrupted"
+    assert 0 < len(told.blocks) < 1000
+
+
+def test_requests_that_fail_are_counted_and_named(odd, tmp_path):
+    count = 0
+
+    def sometimes(body):
+        nonlocal count
+        count += 1
+        return "no room" if count % 4 == 0 else ""
+
+    run(tmp_path / "r.jsonl", odd(reject=sometimes).url)
+    told = table(read_results(tmp_path / "r.jsonl"))
+    assert any("1 of 4 requests failed, most often with: HTTP 400: no room" in line for line in warnings(told))
+
+
+def test_results_are_never_overwritten(fake, tmp_path):
+    (tmp_path / "r.jsonl").write_text("precious")
+    with pytest.raises(OverdriveError, match="exists"):
+        run(tmp_path / "r.jsonl", fake.url)
+    assert (tmp_path / "r.jsonl").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"),
+    [
+        (["off"], "NAME="),
+        (["off={"], "not valid JSON"),
+        (["off=[1]"], "JSON object"),
+        (['off={"stream": false}'], "set by the bench"),
+        (["a={}", "a={}"], "twice"),
+        (["a=http://:9x {}"], "not the address"),
+    ],
+)
+def test_a_wrong_arm_is_named(arms, said):
+    with pytest.raises(OverdriveError, match=said):
+        parse_arms(arms, "http://x")
+
+
+def test_an_arm_may_have_a_server_and_fields():
+    (arm,) = parse_arms(['b=http://y:1/v1/ {"top_p": 1}'], "")
+    assert (arm.name, arm.url, arm.body) == ("b", "http://y:1", {"top_p": 1})
+
+
+def test_shares_of_a_mixture_above_one_are_refused():
+    with pytest.raises(OverdriveError, match="shares"):
+        Mixture(sampled=0.7, long=0.4).kinds(10, 0)
+    assert math.isclose(Mixture(sampled=0.5).kinds(10, 0).count("sampled"), 5)
+
+
+@pytest.mark.parametrize("row", ['{"turns": ["hi", "x"]}', '{"messages": [{"role": "user", "content": "hi"}]}'])
+def test_prompts_are_found_in_common_shapes(tmp_path, row):
+    from overdrive.bench.prompts import read_source
+
+    (tmp_path / "p.jsonl").write_text(f"{row}\n\n{json.dumps({'other': 1})}\n")
+    assert list(read_source(tmp_path / "p.jsonl", 0, 0).texts) == ["hi"]
+
+
+def test_a_run_without_a_terminal_of_its_own_is_a_value(odd):
+    """measure() is usable without the command line: nothing is read from the environment."""
+    server, said = odd(), []
+
+    class Quiet:
+        def block(self, block, total):
+            said.append(total)
+
+        def answer(self, sample):
+            pass
+
+        def say(self, line):
+            pass
+
+    class Kept:
+        run = note = request = block = end = lambda *_: None
+
+    job = Job(parse_arms([], server.url), {1.0: MAKER.several(2)}, lambda load, asks, send: closed(asks, 1, send), 1)
+    assert asyncio.run(measure(job, Kept, Quiet())) == ""
+    assert said == [1]
