@@ -14,7 +14,7 @@ from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.controller import LoadView
 from overdrive.request import Request, Running
-from overdrive.types import Admission, PageEntry, Plan, Row, Step
+from overdrive.types import MAX_DRAFTS, Admission, PageEntry, Plan, Row, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +108,20 @@ class Scheduler:
     def collect(self) -> LoadView:
         """Admit what fits and describe the load to the controller. Needs no token values."""
         self._admit_waiting()
-        decode = [r for r in self._ready() if not r.prefilling]
-        prefill = sum(r.target - r.fed for r in self._ready() if r.prefilling)
+        ready = self._ready()
+        decode = [r for r in ready if not r.prefilling]
+        prefill = sum(min(r.target - r.fed, self.limits.chunk) for r in ready if r.prefilling)
+        lengths = [r.upper_len for r in decode]
+        most = min(MAX_DRAFTS, self._room_for_drafts(len(decode), prefill))
+        caps = [0] * (MAX_DRAFTS + 1)
+        for running, upper_len in zip(decode, lengths, strict=True):
+            caps[self._cap(running, most, upper_len)] += 1
         return LoadView(
             decode_rows=len(decode),
             prefill_tokens=min(prefill, self.limits.max_step_tokens - len(decode)),
-            context_tokens=sum(r.upper_len for r in decode),
+            context_tokens=sum(lengths),
+            sampled_rows=sum(r.request.params.temperature > 0 for r in decode),
+            caps=tuple(caps),
         )
 
     def _ready(self) -> list[Running]:
@@ -209,8 +217,7 @@ class Scheduler:
         left_pages = self.pool.available
         decode = [r for r in ready if not r.prefilling]
         prefill = [r for r in ready if r.prefilling]
-        room = left_tokens - min(sum(r.target - r.fed for r in prefill), self.limits.chunk)
-        drafts = max(0, min(drafts, room // len(decode) - 1)) if decode else 0
+        drafts = min(drafts, self._room_for_drafts(len(decode), sum(r.target - r.fed for r in prefill)))
         chosen = []
         for running in decode + prefill:
             known = self._known(running, left_tokens, left_pages)
@@ -223,6 +230,11 @@ class Scheduler:
             chosen.append((running, known, k))
         return chosen
 
+    def _room_for_drafts(self, decode_rows: int, prefill: int) -> int:
+        """Most drafts for every decode row that leave a chunk of the prompts their place in the step."""
+        room = self.limits.max_step_tokens - min(prefill, self.limits.chunk)
+        return max(0, room // decode_rows - 1) if decode_rows else 0
+
     def _known(self, running: Running, left_tokens: int, left_pages: int) -> int:
         """Known tokens the row may feed: one, or as much of its prompt as chunk, budget and pages allow."""
         if not running.prefilling:
@@ -231,12 +243,17 @@ class Scheduler:
         return min(running.target - running.fed, self.limits.chunk, left_tokens, room)
 
     def _most_drafts(self, running: Running, drafts: int, left_pages: int) -> int:
-        """A row's own cap: what it asked for, the tokens it still wants, the room in its pages and in the model."""
+        """A row's own cap, and the room in its pages."""
+        upper_len = running.upper_len
+        room = (len(running.pages) + left_pages) * self.limits.page_size - upper_len
+        return max(0, min(self._cap(running, drafts, upper_len), room))
+
+    def _cap(self, running: Running, drafts: int, upper_len: int) -> int:
+        """At most `drafts`, what the row asked for, the tokens it still wants, and the room in the model."""
         asked = running.request.params.max_drafts
         if asked >= 0:
             drafts = min(drafts, asked)
-        room = (len(running.pages) + left_pages) * self.limits.page_size - running.upper_len
-        return max(0, min(drafts, running.tokens_left - 1, self.limits.max_model_len - running.upper_len, room))
+        return max(0, min(drafts, running.tokens_left - 1, self.limits.max_model_len - upper_len))
 
     def _missing_pages(self, running: Running, known: int, drafts: int) -> int:
         return max(0, self._pages_for(self._bound(running, known, drafts)) - len(running.pages))

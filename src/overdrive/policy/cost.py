@@ -1,14 +1,99 @@
 """What a step costs: seconds by its tokens, its context and its drafts, as measured on this machine. numpy only.
 
-Knows no device: whoever measures gives it grids, and refuses a stored one of another machine by its key.
+Knows no device: whoever measures gives it grids, and a stored one of another machine is refused by its key.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
+from math import log
 from typing import Any
 
 import numpy as np
+
+from overdrive.errors import OverdriveError
+
+RATE = 1 / 64
+"""Share of a measured deviation that one step corrects."""
+
+SHARED = 0.5
+"""Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. The
+rest falls by half with every cell of distance."""
+
+MOST_OFF = log(2)
+"""A step that took more than twice or less than half what was expected counts as one that took that."""
+
+
+class Surface:
+    """Seconds over two rising axes: linear between measured points and beyond them, never falling along either axis.
+
+    Beyond an axis' end they go on as they rise over the whole axis where the other one is largest; before its
+    beginning they stay. Plain lists: a handful of numbers is read every step.
+    """
+
+    def __init__(self, first: Sequence[float], second: Sequence[float], seconds: np.ndarray) -> None:
+        """first: [n] rising. second: [m] rising. seconds: [n, m]. Raises ValueError where they do not fit together."""
+        self.first = np.asarray(first, np.float64).tolist()
+        self.second = np.asarray(second, np.float64).tolist()
+        self.measured = np.asarray(seconds, np.float64)
+        n, m = len(self.first), len(self.second)
+        if self.measured.shape != (n, m) or not n * m:
+            raise ValueError(f"{self.measured.shape} costs of {n} x {m} sizes")
+        if any(later <= earlier for axis in (self.first, self.second) for earlier, later in pairwise(axis)):
+            raise ValueError("the sizes of a cost table must rise")
+        if not (np.isfinite(self.measured) & (self.measured >= 0)).all():
+            raise ValueError("costs must be finite and not negative")
+        self._log = np.zeros_like(self.measured)  # of the corrections
+        self._columns: list[list[float]] = []
+        self._column: list[float] = []
+        self._column_of = self.second[0]
+        self._settle()
+
+    def at(self, first: float, second: float) -> float:
+        """Seconds at a point."""
+        if second != self._column_of:
+            self._column_of, self._column = second, self._read(second)
+        i, share = _place(self.first, first)
+        low, high = self._column[i], self._column[min(i + 1, len(self._column) - 1)]
+        return low + share * (high - low) + max(0.0, first - self.first[-1]) * self._first_slope
+
+    def correct(self, first: float, second: float, ratio: float) -> None:
+        """Measured / expected seconds at a point were `ratio`."""
+        i, j = (min(bisect_left(axis, x), len(axis) - 1) for axis, x in ((self.first, first), (self.second, second)))
+        n, m = self.measured.shape
+        distance = np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
+        step = RATE * min(max(log(ratio), -MOST_OFF), MOST_OFF)
+        self._log += step * (SHARED + (1 - SHARED) * 0.5**distance)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make ready to be read."""
+        corrected = self.measured * np.exp(self._log)
+        grid = np.maximum.accumulate(np.maximum.accumulate(corrected, axis=0), axis=1)
+        self._columns = grid.T.tolist()
+        self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
+        self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
+        self._column_of = self.second[0]
+        self._column = self._columns[0]
+
+    def _read(self, second: float) -> list[float]:
+        """[n] seconds at every measured point of the first axis."""
+        j, share = _place(self.second, second)
+        high = self._columns[min(j + 1, len(self._columns) - 1)]
+        beyond = max(0.0, second - self.second[-1]) * self._second_slope
+        return [a + share * (b - a) + beyond for a, b in zip(self._columns[j], high, strict=True)]
+
+
+def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+    """The point at or before x and the share of the way to the next one; the ends of the axis for what is outside."""
+    high = bisect_left(axis, x)
+    if high == len(axis):
+        return high - 1, 0.0
+    if high == 0:
+        return 0, 0.0
+    return high - 1, (x - axis[high - 1]) / (axis[high] - axis[high - 1])
 
 
 class CostTable:
@@ -25,38 +110,97 @@ class CostTable:
 
     def __init__(
         self,
-        step_tokens: np.ndarray,
-        contexts: np.ndarray,
+        step_tokens: Sequence[float],
+        contexts: Sequence[float],
         step_seconds: np.ndarray,
-        draft_rows: np.ndarray,
-        draft_ks: np.ndarray,
+        draft_rows: Sequence[float],
+        draft_ks: Sequence[float],
         draft_seconds: np.ndarray,
         row_sizes: Sequence[int] = (),
         padded_to: int = 0,
     ) -> None:
         """Raises ValueError for grids that do not fit together."""
+        self.steps = Surface(step_tokens, contexts, step_seconds)
+        if len(draft_ks) and draft_ks[0] < 1:
+            raise ValueError("drafting nothing costs nothing: the drafts of a cost table begin at 1")
+        by_k = np.asarray(draft_seconds, np.float64)
+        none = np.zeros((1, len(draft_rows)))
+        self.drafts = Surface([0, *draft_ks], draft_rows, np.concatenate([none, by_k]) if by_k.size else none)
+        self.row_sizes = tuple(row_sizes)
+        self.padded_to = padded_to
+        sizes = self.steps.first
+        # A size on the way to the next measured one costs what that one costs: monotone also where padding ends.
+        self._last_padded = sizes[min(bisect_left(sizes, padded_to), len(sizes) - 1)] if padded_to else 0
 
-    def step(self, tokens: np.ndarray | int, context: int) -> np.ndarray:
-        """Seconds of steps that feed so many tokens, of the shape of `tokens`. Never falls with tokens or context."""
-        raise NotImplementedError
+    def fed(self, rows: int, k: int, asked: int, prefill: int) -> int:
+        """Tokens that a step runs with: `rows` with at most k drafts each, `asked` in all, beside prompts.
 
-    def draft(self, ks: np.ndarray | int, rows: int) -> np.ndarray:
-        """Seconds that drafting takes, of the shape of `ks`; 0 for K = 0. Never falls with K or rows."""
-        raise NotImplementedError
+        prefill: known tokens of prompts; rows of such steps are not padded.
+        """
+        if not self.row_sizes or prefill:
+            return rows + asked + prefill
+        return self._padded_rows(rows) * (1 + k)
+
+    def step(self, tokens: int, context: int) -> float:
+        """Seconds of a step that feeds so many tokens, drafting left out. Never falls with tokens or context."""
+        if tokens <= self._last_padded:
+            return self.steps.at(self.steps.first[bisect_left(self.steps.first, tokens)], context)
+        return self.steps.at(tokens, context)
+
+    def draft(self, k: int, rows: int) -> float:
+        """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows."""
+        return self.drafts.at(k, self._padded_rows(rows))
+
+    def catch_up(self, tokens: int) -> float:
+        """Seconds to catch up on so many missed tokens, all rows together: a guess, as drafting grows with rows."""
+        few, many = self.drafts.second[0], self.drafts.second[-1]
+        if many > few:
+            return tokens * (self.drafts.at(1, many) - self.drafts.at(1, few)) / (many - few)
+        return tokens * self.drafts.at(1, few) / max(few, 1.0)
 
     def correct(self, tokens: int, context: int, seconds: float) -> None:
         """A step without prompts took so long: its cell is corrected slowly, its neighbours and the rest less."""
-        raise NotImplementedError
+        expected = self.step(tokens, context)
+        if seconds > 0 and expected > 0:
+            self.steps.correct(tokens, context, seconds / expected)
 
     def correct_draft(self, k: int, rows: int, seconds: float) -> None:
         """Drafting without anything to catch up took so long."""
-        raise NotImplementedError
+        expected = self.draft(k, rows)
+        if seconds > 0 and expected > 0:
+            self.drafts.correct(k, self._padded_rows(rows), seconds / expected)
 
     def to_dict(self, key: dict[str, Any]) -> dict[str, Any]:
         """As JSON can hold it, without corrections. key: model, device, versions, threads: what costs depend on."""
-        raise NotImplementedError
+        return {
+            "key": dict(key),
+            "step_tokens": self.steps.first,
+            "contexts": self.steps.second,
+            "step_seconds": self.steps.measured.tolist(),
+            "draft_rows": self.drafts.second,
+            "draft_ks": self.drafts.first[1:],
+            "draft_seconds": self.drafts.measured[1:].tolist(),
+            "row_sizes": list(self.row_sizes),
+            "padded_to": self.padded_to,
+        }
 
     @staticmethod
     def from_dict(stored: dict[str, Any], key: dict[str, Any]) -> CostTable:
         """The table that was stored. Raises OverdriveError, naming what differs, where it was measured elsewhere."""
-        raise NotImplementedError
+        found = stored.get("key")
+        if not isinstance(found, dict):
+            raise OverdriveError("the stored cost table does not say where it was measured")
+        for name in sorted({*found, *key}):
+            if found.get(name) != key.get(name):
+                raise OverdriveError(
+                    f"the stored cost table was measured elsewhere: its {name} is {found.get(name)!r}, "
+                    f"here it is {key.get(name)!r}"
+                )
+        try:
+            return CostTable(**{name: value for name, value in stored.items() if name != "key"})
+        except (TypeError, ValueError) as error:
+            raise OverdriveError(f"the stored cost table is damaged: {error}") from None
+
+    def _padded_rows(self, rows: int) -> int:
+        index = bisect_left(self.row_sizes, rows)
+        return self.row_sizes[index] if index < len(self.row_sizes) else rows
