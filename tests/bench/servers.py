@@ -83,14 +83,14 @@ def _reply(handler: BaseHTTPRequestHandler, status: int, text: str) -> None:
 
 
 def write_results(
-    path: Path, speeds: dict[str, list[list[float]]], loads: list[float], end: str | None = "", mode: str = "sweep"
+    path: Path, speeds: dict[str, list[list[float]]], loads: list[float], end: str | None = "", busy: float = 0.0
 ) -> Path:
     """Results of arms with these tokens/s: a list of repeats for each load. end: None leaves the last line out."""
     arms = [{"name": name, "url": "http://x", "body": {}, "model": "m"} for name in speeds]
     repeats = max(len(cell) for cells in speeds.values() for cell in cells)
     writer, number = Writer(path), 0
-    machine = {"processor": "abacus", "cores": 2, "load_average": 0.0}
-    writer.run({"mode": mode, "date": "D", "machine": machine, "arms": arms, "loads": loads, "repeats": repeats})
+    machine = {"processor": "abacus", "cores": 2, "load_average": busy}
+    writer.run({"mode": "sweep", "date": "D", "machine": machine, "arms": arms, "loads": loads, "repeats": repeats})
     for index, load in enumerate(loads):
         for repeat in range(repeats):
             for name, cells in speeds.items():

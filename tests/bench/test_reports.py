@@ -57,6 +57,12 @@ def test_spread_forbids_the_claim(tmp_path):
     assert "no winner" in words and "wins" not in words
 
 
+def test_a_busy_machine_is_named(tmp_path):
+    quiet, busy = (told(write_results(tmp_path / f"{load}.jsonl", STEADY, [1, 8], busy=load)) for load in (0.4, 3.0))
+    assert warnings(quiet) == []
+    assert warnings(busy)[0].startswith("The machine was busy before the run (load average 3 on 2 cores)")
+
+
 def test_one_repeat_is_no_claim(tmp_path):
     (words,) = verdict(told(write_results(tmp_path / "r.jsonl", {"a": [[1]], "b": [[100]]}, [1])))
     assert "one repeat shows no spread" in words and "wins" not in words
@@ -158,7 +164,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path):
     assert (checker.open, checker.loads) == ([], [])
     assert not re.search(r"url\(|@import|<script", text)
     assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text and "width=device-width" in text
-    for title in ("Output tokens per second", "Throughput over that of off", "Time to first token", "Steps by drafts"):
+    for title in ("Output tokens per second", "Throughput over that of off", "Time to first token", "planned drafts"):
         assert title in text
     assert "nan" not in text and "inf" not in re.sub(r"info|infinity", "", text)
 

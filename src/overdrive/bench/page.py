@@ -88,7 +88,7 @@ def plots(table: Table) -> list[str]:
     drawn = [*_over_time(table)]
     if len(table.results.loads) > 1:
         drawn += [*_over_load(table)]
-    drawn.append(shares("Steps by drafts per row", _plan_rows(table)))
+    drawn.append(shares("Steps by planned drafts per row (arm · load)", _plan_rows(table)))
     return [figure for figure in drawn if figure]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from overdrive.bench.arms import Arm
-from overdrive.bench.client import Ask, send
+from overdrive.bench.client import Ask, error_text, send
 from overdrive.errors import OverdriveError
 
 TRIAL_TOKENS = 4
@@ -55,6 +55,8 @@ async def _model(http: httpx.AsyncClient, url: str, wanted: str) -> str:
         raise OverdriveError(f"no server answers at {url} ({str(error) or type(error).__name__})") from None
     if response.status_code == 401:
         raise OverdriveError(f"{url} wants a key: --api-key")
+    if response.status_code == 503:
+        raise OverdriveError(f"{url} cannot serve now: {error_text(503, response.content)}")
     try:
         names = [str(card["id"]) for card in response.json()["data"]] if response.status_code == 200 else []
     except (ValueError, KeyError, TypeError):
@@ -97,15 +99,17 @@ async def _try_unknown(http: httpx.AsyncClient, arm: Arm, ask: Ask, model: str) 
 
 
 async def _about(http: httpx.AsyncClient, url: str) -> Any:
-    """What an Overdrive server tells of itself, else only the name of the software, where it is told."""
+    """What an Overdrive server tells of itself, without the places of its files; {} of others."""
     try:
         response = await http.get(f"{url}/server_info", timeout=10)
         facts = response.json() if response.status_code == 200 else {}
     except (httpx.HTTPError, ValueError):
         return {}
-    if not isinstance(facts, dict):
+    if not isinstance(facts, dict) or not isinstance(engine := facts.get("engine"), dict):
         return {}
-    return {name: facts[name] for name in ("version", "model", "engine") if name in facts}
+    told = {name: value for name, value in engine.items() if name not in ("source", "draft_model")}
+    head = str(engine.get("draft_model") or "").replace("\\", "/").rstrip("/").rpartition("/")[2]
+    return {"version": facts.get("version"), "engine": {**told, "draft_model": head}}
 
 
 async def counters(http: httpx.AsyncClient, url: str) -> dict[str, float]:

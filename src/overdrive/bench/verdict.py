@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from overdrive.bench.ratios import Table
 
 OFF, AUTO = "off", "auto"
+BUSY = 0.5  # load average per core before a run that is worth a word
 WORTH_SAYING = 0.02  # shares of cached prompts that differ by more are named
 
 
@@ -109,7 +110,21 @@ def _at(mode: str, load: float) -> str:
 
 def warnings(table: Table) -> list[str]:
     """What readers must know before they believe the figures."""
-    return [*table.results.notes, *_errors(table), *_spread_unknown(table), *_ignored(table), *_cache(table)]
+    return [
+        *table.results.notes,
+        *_busy(table),
+        *_errors(table),
+        *_spread_unknown(table),
+        *_ignored(table),
+        *_cache(table),
+    ]
+
+
+def _busy(table: Table) -> Iterator[str]:
+    machine = table.results.run.get("machine", {})
+    load, cores = machine.get("load_average") or 0.0, machine.get("cores") or 1
+    if load > BUSY * cores:
+        yield f"The machine was busy before the run (load average {load:g} on {cores} cores); spread is large then."
 
 
 def _errors(table: Table) -> Iterator[str]:
