@@ -47,6 +47,12 @@ Examples:
 
 An interrupted run continues with the same command.
 """
+SIMULATE_EXAMPLES = """
+Examples:
+  overdrive simulate
+  overdrive simulate --costs moe --acceptance flip drift --load steady:8 steady:160 --controller auto off
+  overdrive simulate --costs long-context --load trace.csv --speed 4 --json
+"""
 
 app = App(
     name="overdrive",
@@ -62,6 +68,7 @@ MemoryGroup = Annotated[MemoryOptions, Parameter(name="*", group="KV cache")]
 SchedulerGroup = Annotated[SchedulerOptions, Parameter(name="*", group="Batching")]
 DraftGroup = Annotated[DraftOptions, Parameter(name="*", group="Speculation")]
 DeviceGroup = Annotated[DeviceOptions, Parameter(name="*", group="Machine")]
+Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
 ServerGroup = Annotated[ServerOptions, Parameter(name="*", group="HTTP")]
 
 
@@ -139,6 +146,52 @@ def chat(
     engine = EngineOptions(model=weights, draft=draft, device=device)
     check_engine(engine)
     converse(LocalSpeaker(model, engine, settings), settings)
+
+
+@app.command(help_epilogue=SIMULATE_EXAMPLES)
+def simulate(
+    *,
+    costs: Names = ("dense-8b",),
+    acceptance: Names = ("stationary:0.7",),
+    load: Names = ("ramp",),
+    controller: Names = ("auto", "off", "fixed:3", "ladder", "aimd", "oracle"),
+    steps: int = 500,
+    noise: float = 0.05,
+    seed: int = 0,
+    requests: int = 1000,
+    speed: float = 1.0,
+    json: bool = False,
+) -> None:
+    """Let the controllers that serve run against modelled costs and acceptance. No model is loaded.
+
+    Parameters
+    ----------
+    costs:
+        dense-8b, long-context (both one H200), cpu-smollm2 (two cores), moe.
+    acceptance:
+        stationary[:P], drift, mixed (two kinds of request), flip[:N], imposed:a1,a2,..
+    load:
+        steady:N clients, ramp (1 to 250 clients and back), or the file of a recorded trace.
+    controller:
+        auto, off, fixed:K, ladder, aimd, oracle.
+    steps:
+        Steps without drafts that the work at each load would take.
+    noise:
+        Deviation of the steps' seconds, as a share of them.
+    seed:
+        Of all chance.
+    requests:
+        How many requests of a recorded trace.
+    speed:
+        How many times as fast its requests arrive.
+    json:
+        One line of JSON for each world, in place of tables.
+    """
+    from overdrive.simulate import Settings
+    from overdrive.simulate import simulate as run
+
+    settings = Settings(steps=steps, noise=noise, seed=seed, requests=requests, speed=speed)
+    run(costs, acceptance, load, controller, settings, json)
 
 
 train = App(

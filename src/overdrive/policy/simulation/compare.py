@@ -1,0 +1,97 @@
+"""Several controllers in the same simulated world: each in figures, beside the oracle and the best fixed K."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overdrive.policy.simulation.arms import parse_arm
+from overdrive.policy.simulation.engine import World, play
+from overdrive.policy.simulation.record import Run
+from overdrive.policy.simulation.truth import PLANS
+
+Percentiles = tuple[float, float, float]  # p50, p95, p99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A run in figures, all simulated. Ratios are of throughputs.
+
+    throughput: output tokens/s. regret: share lost against the oracle. of_best, of_off: against the best fixed K in
+    hindsight, and against K = 0. switches: changes of K per 1,000 steps. recovery: steps after the worst flip, -1 where
+    the acceptance never flips. shares: of the time of decode steps by K, mean_drafts: their mean.
+    token_ms: time per output token behind the first, in ms. first_ms: time to the first one.
+    """
+
+    controller: str
+    throughput: float
+    regret: float
+    of_best: float
+    of_off: float
+    switches: float
+    recovery: int
+    steps: int
+    mean_drafts: float
+    shares: dict[int, float]
+    token_ms: Percentiles
+    first_ms: Percentiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """machine, acceptance, load: names. best_fixed: the best K in hindsight."""
+
+    machine: str
+    acceptance: str
+    load: str
+    best_fixed: int
+    figures: tuple[Figures, ...]
+
+
+def compare(world: World, controllers: Sequence[str]) -> Comparison:
+    """Play `world` with every controller, with every fixed K and with the oracle."""
+    fixed = {k: run_of(world, f"fixed:{k}") for k in (0, *PLANS)}
+    best = max(fixed, key=lambda k: fixed[k].throughput)
+    known = {f"fixed:{k}": run for k, run in fixed.items()} | {"off": fixed[0], "oracle": run_of(world, "oracle")}
+    # The oracle looks one step ahead: where that loses a little to a fixed K, the fixed K is the better prophet.
+    most = max(known["oracle"].throughput, fixed[best].throughput)
+    runs = {name: known[name] if name in known else run_of(world, name) for name in controllers}
+    return Comparison(
+        machine=world.machine.name,
+        acceptance=world.acceptance.name,
+        load=world.load.name,
+        best_fixed=best,
+        figures=tuple(_figures(name, run, world, most, fixed[best], fixed[0]) for name, run in runs.items()),
+    )
+
+
+def run_of(world: World, controller: str) -> Run:
+    """One controller by name. Raises OverdriveError for an unknown one."""
+    return play(world, parse_arm(controller, world.machine))
+
+
+def _figures(name: str, run: Run, world: World, most: float, best: Run, off: Run) -> Figures:
+    """most: tokens/s of the oracle."""
+    return Figures(
+        controller=name,
+        throughput=run.throughput,
+        regret=1 - run.throughput / most,
+        of_best=run.throughput / best.throughput,
+        of_off=run.throughput / off.throughput,
+        switches=run.switches,
+        recovery=max(run.recoveries(world.acceptance.flips), default=-1),
+        steps=len(run.drafts),
+        mean_drafts=sum(k * share for k, share in run.shares.items()),
+        shares=run.shares,
+        token_ms=_percentiles(run.token_seconds),
+        first_ms=_percentiles(run.first_seconds),
+    )
+
+
+def _percentiles(seconds: NDArray[np.float64]) -> Percentiles:
+    """In ms; 0 of nothing."""
+    p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1000 if len(seconds) else (0.0, 0.0, 0.0)
+    return (float(p50), float(p95), float(p99))

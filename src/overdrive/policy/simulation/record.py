@@ -1,0 +1,113 @@
+"""What happened in a simulated run, step by step and request by request, and what that comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECOVERED = 0.03
+"""A controller has recovered when it wastes no more than this share of its steps ..."""
+SPAN = 25
+"""... over so many steps."""
+
+
+class Run:
+    """Filled by the engine, in order. Lists over steps: drafts (K planned; -1 without decode rows), decode_rows, tokens
+    (output), seconds, done (share of the work before it), loss (share of it wasted against the best plan).
+
+    arrivals, firsts, ends: by request, clock in seconds; nan for what has not happened. lengths: of finished answers.
+    """
+
+    def __init__(self) -> None:
+        self.drafts: list[int] = []
+        self.decode_rows: list[int] = []
+        self.tokens: list[int] = []
+        self.seconds: list[float] = []
+        self.done: list[float] = []
+        self.loss: list[float] = []
+        self.arrivals: list[float] = []
+        self.firsts: list[float] = []
+        self.ends: list[float] = []
+        self.lengths: list[int] = []
+
+    def arrive(self, clock: float) -> None:
+        """A request has come."""
+        self.arrivals.append(clock)
+        self.firsts.append(float("nan"))
+        self.ends.append(float("nan"))
+        self.lengths.append(0)
+
+    def tell(
+        self,
+        requests: NDArray[np.int64],
+        made: NDArray[np.int64],
+        useful: NDArray[np.int64],
+        output: NDArray[np.int64],
+        clock: float,
+    ) -> None:
+        """Answers have grown from `made` by `useful` tokens, all of them [rows], of `output` in the end."""
+        for i in np.flatnonzero((useful > 0) & (made == 0)).tolist():
+            self.firsts[requests[i]] = clock
+        for i in np.flatnonzero((useful > 0) & (made + useful >= output)).tolist():
+            self.ends[requests[i]] = clock
+            self.lengths[requests[i]] = int(output[i])
+
+    def step(self, drafts: int, decode_rows: int, tokens: int, seconds: float, done: float, loss: float) -> None:
+        """A step has run."""
+        self.drafts.append(drafts)
+        self.decode_rows.append(decode_rows)
+        self.tokens.append(tokens)
+        self.seconds.append(seconds)
+        self.done.append(done)
+        self.loss.append(loss)
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens per second in which a step ran."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def switches(self) -> float:
+        """Changes of K per 1,000 steps with decode rows. A probe is two."""
+        drafts = np.array([k for k in self.drafts if k >= 0])
+        return 1000 * int(np.count_nonzero(np.diff(drafts))) / max(1, len(drafts))
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Share of the time of steps with decode rows by K."""
+        drafts, seconds = np.array(self.drafts), np.array(self.seconds)
+        whole = seconds[drafts >= 0].sum()
+        return {int(k): float(seconds[drafts == k].sum() / whole) for k in np.unique(drafts[drafts >= 0])}
+
+    @property
+    def token_seconds(self) -> NDArray[np.float64]:
+        """Time per output token behind the first, of every finished answer of more than one."""
+        firsts, ends, lengths = (np.array(values) for values in (self.firsts, self.ends, self.lengths))
+        several = lengths > 1
+        return (ends - firsts)[several] / (lengths[several] - 1)
+
+    @property
+    def first_seconds(self) -> NDArray[np.float64]:
+        """From arrival to the first token, of every answer that has one."""
+        waits = np.array(self.firsts) - np.array(self.arrivals)
+        return waits[~np.isnan(waits)]
+
+    def recoveries(self, flips: Sequence[float]) -> list[int]:
+        """After each flip (share of the work), steps until a span of steps wastes little; those up to the next flip, or
+        the end, where none does."""
+        drafts, loss, done = (np.array(values) for values in (self.drafts, self.loss, self.done))
+        loss, done = loss[drafts >= 0], done[drafts >= 0]
+        bounds = [*np.searchsorted(done, flips).tolist(), len(done)]
+        return [_recovery(loss[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def _recovery(loss: NDArray[np.float64]) -> int:
+    """Steps before the first span whose mean loss is small."""
+    if len(loss) < SPAN:
+        return len(loss)
+    means = np.convolve(loss, np.full(SPAN, 1 / SPAN), mode="valid")
+    good = np.flatnonzero(means <= RECOVERED)
+    return int(good[0]) if len(good) else len(loss)

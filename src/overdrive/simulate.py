@@ -1,0 +1,121 @@
+"""`overdrive simulate`: names from the command line, and the table or JSON of what the simulator found.
+
+Knows words for people. Everything it prints is simulated, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from overdrive.errors import OverdriveError
+from overdrive.policy.simulation.acceptance import parse_acceptance
+from overdrive.policy.simulation.arms import parse_arm
+from overdrive.policy.simulation.compare import Comparison, Figures, compare
+from overdrive.policy.simulation.costs import MACHINES, Machine
+from overdrive.policy.simulation.engine import World
+from overdrive.policy.simulation.loads import Load, parse_load
+from overdrive.policy.simulation.traces import read_trace
+
+CAVEAT = (
+    "simulated: costs and acceptance are models, no machine was measured. switches: changes of K per 1,000 steps; "
+    "recovery: steps after the worst flip; ms: time per output token"
+)
+COLUMNS = ("controller", "tokens/s", "regret", "/ best K", "/ K = 0", "switches", "recovery", "K", "p50 ms", "p99 ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """steps: plain steps of work at each load. noise: deviation of step times, as a share.
+
+    requests, speed: how much of a recorded trace, and how many times as fast.
+    """
+
+    steps: int = 1000
+    noise: float = 0.05
+    seed: int = 0
+    requests: int = 1000
+    speed: float = 1.0
+
+
+def simulate(
+    costs: Sequence[str],
+    acceptances: Sequence[str],
+    loads: Sequence[str],
+    controllers: Sequence[str],
+    settings: Settings,
+    as_json: bool,
+) -> None:
+    """Play every combination, and print each when it is done. A wrong name raises OverdriveError before the first."""
+    worlds = list(_worlds(costs, acceptances, loads, settings))
+    for name in controllers:
+        parse_arm(name, worlds[0].machine)
+    console = Console()
+    for world in worlds:
+        found = compare(world, controllers)
+        if as_json:
+            print(json.dumps({"simulated": True, **asdict(settings), **asdict(found)}), flush=True)
+        else:
+            console.print(_table(found))
+    if not as_json:
+        console.print(CAVEAT, style="dim", highlight=False)
+
+
+def _worlds(
+    costs: Sequence[str], acceptances: Sequence[str], loads: Sequence[str], settings: Settings
+) -> Iterator[World]:
+    if settings.steps < 1 or settings.requests < 1 or settings.speed <= 0 or not 0 <= settings.noise <= 1:
+        raise OverdriveError("--steps, --requests and --speed must be above 0, --noise between 0 and 1")
+    for name in costs:
+        if name not in MACHINES:
+            raise OverdriveError(f"unknown costs {name!r}; there are {', '.join(MACHINES)}")
+        for acceptance in map(parse_acceptance, acceptances):
+            for load in loads:
+                yield World(
+                    machine=MACHINES[name],
+                    acceptance=acceptance,
+                    load=_load(load, MACHINES[name], settings),
+                    noise=settings.noise,
+                    seed=settings.seed,
+                )
+
+
+def _load(name: str, machine: Machine, settings: Settings) -> Load:
+    """By name, or a recorded trace where the name is that of a file."""
+    path = Path(name)
+    if path.is_file():
+        return read_trace(path, settings.requests, settings.speed, machine.prompt * 8)
+    return parse_load(name, machine, settings.steps)
+
+
+def _table(found: Comparison) -> Table:
+    title = (
+        f"{found.machine}, {found.acceptance}, {found.load} (simulated; best fixed K in hindsight: {found.best_fixed})"
+    )
+    table = Table(*COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for figures in found.figures:
+        table.add_row(*_cells(figures))
+    return table
+
+
+def _cells(figures: Figures) -> tuple[str, ...]:
+    return (
+        figures.controller,
+        f"{figures.throughput:,.0f}",
+        f"{figures.regret:.1%}",
+        f"{figures.of_best:.3f}",
+        f"{figures.of_off:.3f}",
+        f"{figures.switches:.0f}",
+        f"{figures.recovery}" if figures.recovery >= 0 else "-",
+        f"{figures.mean_drafts:.2f}",
+        f"{figures.token_ms[0]:.1f}",
+        f"{figures.token_ms[2]:.1f}",
+    )
