@@ -27,7 +27,7 @@ CAVEAT = (
     "simulated: costs and acceptance are models, no machine was measured. switches: changes of K per 1,000 steps; "
     "recovery: steps after the worst flip; ms: time per output token"
 )
-COLUMNS = ("controller", "tokens/s", "regret", "/ best K", "/ K = 0", "switches", "recovery", "K", "p50 ms", "p99 ms")
+COLUMNS = ("controller", "tokens/s", "regret", "/best K", "/K=0", "switches", "recovery", "K", "p50 ms", "p99 ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def _table(found: Comparison) -> Table:
     title = (
         f"{found.machine}, {found.acceptance}, {found.load} (simulated; best fixed K in hindsight: {found.best_fixed})"
     )
-    table = Table(*COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    table = Table(*COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
     for figures in found.figures:

@@ -39,7 +39,7 @@ def best_fixed(machine: str, rows: int, acceptance: str) -> int:
 
 def test_drafts_of_experts_pay_least_with_a_few_rows() -> None:
     """Best K falls and rises again with load, as for no dense model."""
-    assert [best_fixed("moe", rows, "stationary:0.5") for rows in (4, 64)] == [0, 3]
+    assert best_fixed("moe", 4, "stationary:0.5") == 0 < best_fixed("moe", 64, "stationary:0.5")
     assert best_fixed("dense-8b", 1, "stationary:0.5") > best_fixed("dense-8b", 160, "stationary:0.5") == 0
     touched = np.diff([float(MIXTURE.multiply(n)) for n in (1, 8, 64, 256)])
     assert touched[0] > touched[2]
