@@ -107,6 +107,7 @@ def test_a_mixture_holds_its_kinds(fake, tmp_path):
     (block,) = read_results(tmp_path / "r.jsonl").blocks
     kinds = [one.kind for one in block.samples]
     assert (kinds.count("sampled"), kinds.count("long"), kinds.count("plain")) == (2, 2, 4)
+    assert "<td>sampled</td><td>2</td>" in (tmp_path / "r.html").read_text()
 
 
 def test_a_trace_keeps_lengths_and_times(fake, tmp_path):

@@ -194,6 +194,13 @@ def test_comparing_an_arm_that_is_not_there_names_those_that_are(tmp_path):
         call("compare", str(path), "k9", "off")
 
 
+def test_a_line_that_lacks_something_is_said_in_one_line(tmp_path):
+    path = write_results(tmp_path / "r.jsonl", STEADY, [1, 8])
+    path.write_text(path.read_text().replace('"first"', '"last"', 1).replace('"start"', '"begin"', 1))
+    with pytest.raises(OverdriveError, match="a line lacks"):
+        read_results(path)
+
+
 @pytest.mark.parametrize("text", ["", "hello", '{"type": "run"}\n', "[1]\n"])
 def test_another_file_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "x.jsonl").write_text(text)

@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from overdrive.bench.figures import Figures, timeline
+from overdrive.bench.figures import Figures, per_token, quantiles, timeline
 from overdrive.bench.ratios import Table, first_block
 from overdrive.bench.setting import machine_words
 from overdrive.bench.svg import Axes, Line, plot, shares
@@ -50,6 +50,7 @@ def page(table: Table) -> str:
 <h2>Figures</h2>
 <p class="facts">Medians over the repeats, in brackets the lowest and highest. Times in milliseconds.</p>
 {_figures(table)}
+{_kinds(table)}
 <h2>Settings</h2>
 {_settings(run)}
 </body>
@@ -184,6 +185,24 @@ def _figures(table: Table) -> str:
                 cells = [load_words(mode, load), arm, *values, _accepted(cell), str(sum(one.errors for one in cell))]
                 rows.append(f"<tr>{_each('td', cells)}</tr>")
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _kinds(table: Table) -> str:
+    """Of a mixture: how long its kinds of requests waited, over all repeats of a load."""
+    kinds = sorted({sample.kind for block in table.results.blocks for sample in block.samples})
+    if len(kinds) < 2:
+        return ""
+    rows = []
+    for load in table.results.loads:
+        for arm, kind in ((arm, kind) for arm in table.arms for kind in kinds):
+            blocks = [block for block in table.results.blocks if (block.arm, block.load) == (arm, load)]
+            some = [one for block in blocks for one in block.samples if one.kind == kind and not one.error]
+            first = quantiles([one.first - one.start for one in some if one.first])
+            each = quantiles([per_token(one) for one in some if one.output_tokens > 1 and one.first])
+            times = [_spread([1e3 * value], ".2f") for value in (first.p50, first.p95, each.p50, each.p95)]
+            rows.append(f"<tr>{_each('td', [f'{load:g} at once', arm, kind, str(len(some)), *times])}</tr>")
+    names = ("load", "arm", "kind", "answers", "first p50", "first p95", "per token p50", "per token p95")
+    return f'<h2>By kind</h2><div class="wide"><table><tr>{_each("th", names)}</tr>{"".join(rows)}</table></div>'
 
 
 def _spread(values: list[float], form: str) -> str:

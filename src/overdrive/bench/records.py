@@ -108,6 +108,17 @@ def read_results(path: Path) -> Results:
     lines = _lines(path)
     if not lines or lines[0].get("type") != "run" or lines[0].get("format") != FORMAT or not lines[0].get("arms"):
         raise OverdriveError(f"{path} is not a file of results that this version of overdrive bench wrote")
+    try:
+        whole, lost = _blocks(lines)
+        ends = [line["why"] for line in lines if line["type"] == "end"]
+        notes = [line["text"] for line in lines if line["type"] == "note"]
+    except (KeyError, TypeError) as error:
+        raise OverdriveError(f"{path}: a line lacks what it should hold ({error!r})") from None
+    return Results(lines[0], whole, notes, lost, ends[0] if ends else "the run was cut off")
+
+
+def _blocks(lines: list[dict[str, Any]]) -> tuple[list[Measured], int]:
+    """The whole blocks, and how many answers belong to none."""
     open_blocks: dict[int, Measured] = {}
     whole: list[Measured] = []
     for line in lines:
@@ -118,10 +129,7 @@ def read_results(path: Path) -> Results:
             measured = open_blocks.pop(line["block"])
             measured.seconds, measured.counters = line["seconds"], line["counters"]
             whole.append(measured)
-    ends = [line["why"] for line in lines if line["type"] == "end"]
-    lost = sum(len(measured.samples) for measured in open_blocks.values())
-    notes = [line["text"] for line in lines if line["type"] == "note"]
-    return Results(lines[0], whole, notes, lost, ends[0] if ends else "the run was cut off")
+    return whole, sum(len(measured.samples) for measured in open_blocks.values())
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

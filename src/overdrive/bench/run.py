@@ -22,6 +22,7 @@ from overdrive.bench.records import Writer
 from overdrive.bench.target import Target, counters, meet
 
 WARM_TOKENS = 8
+WARM_USERS = 4  # at least: a trace may hold hundreds of prompts
 STATS_SECONDS = 0.3  # an engine tells its counters a few times a second: the last change of a block must have arrived
 
 
@@ -135,7 +136,7 @@ class Session:
 
     async def _warm_up(self, asks: Sequence[Ask], load: float) -> None:
         """Sends each server all prompts once, so that every arm finds the same prefix cache, and each arm a few."""
-        users, seen = max(1, min(64, round(load), len(asks))), set[str]()
+        users, seen = max(WARM_USERS, min(64, round(load))), set[str]()
         for arm in self.job.arms:
             short = [replace(ask, body={**ask.body, "max_tokens": WARM_TOKENS}) for ask in asks]
 
