@@ -34,8 +34,7 @@ class ModelOptions:
     seed: int = 0
     """Seed of dummy weights."""
     deterministic: bool = False
-    """On a GPU: matrix products in blocks of one size and attention in parts of one size, so that an answer depends
-    less on what else runs. Slower for few requests. A CPU's answers never depend on it."""
+    """On a GPU: products and attention in parts of one size, so that less of an answer depends on what else runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +89,7 @@ class DraftOptions:
     draft_window: int = 256
     """Newest positions per row that a draft network can catch up on after steps without drafts."""
     simulate_acceptance: str = ""
-    """For measuring: accept drafts by chance, not by their tokens. Shares of rows that accept the first draft, the
-    first two, .. : 0.7,0.49,0.343. The text is then nobody's."""
+    """For measuring: shares of rows that accept one draft, two, ..: 0.7,0.49,0.343; the text is then nobody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

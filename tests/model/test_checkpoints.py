@@ -116,7 +116,7 @@ def test_progress_counts_up_to_its_total(tmp_path: Path):
         (" ", {}, "no model was named"),
         ("no-such-model", {}, "no model 'no-such-model': expected smollm2, a folder, a .gguf file or a hub id"),
         ("{folder}/weights.txt", {}, "neither a folder, a .gguf file nor a config.json"),
-        ("{folder}/config.json", {}, "a config without weights; give load_format 'dummy'"),
+        ("{folder}/config.json", {}, "a config without weights; give --load-format dummy"),
         ("{folder}", {"load_format": "gguf"}, "cannot be loaded with load_format 'gguf'"),
         ("{folder}", {"max_model_len": 257}, r"max_model_len 257 is not within 1 \.\. 256"),
         ("{folder}/none.gguf", {}, "no model"),

@@ -126,7 +126,7 @@ def test_a_shape_is_a_model_with_random_weights_and_ids_that_show_as_numbers() -
     tokenizer, _ = open_text(source, DUMMY)
     assert len(tokenizer.token_bytes()) == config.vocab == 128256
     assert tokenizer.decode([72, 105, 300, 128255]) == "Hi<300><128255>"
-    with pytest.raises(OverdriveError, match="a shape without weights; give load_format 'dummy'"):
+    with pytest.raises(OverdriveError, match="a shape without weights; give --load-format dummy"):
         locate("llama-3.1-8b", ModelOptions(), quiet)
 
 

@@ -97,7 +97,7 @@ def locate(model: str, options: ModelOptions, progress: Progress) -> Path:
         raise OverdriveError(f"{path} is neither a folder, a .gguf file nor a config.json")
     if shape := find_shape(model):
         if options.load_format != "dummy":
-            raise OverdriveError(f"{model} is a shape without weights; give load_format 'dummy' for random ones")
+            raise OverdriveError(f"{model} is a shape without weights; give --load-format dummy for random ones")
         return shape
     if hub.is_hub_id(model) and not path.parent.is_dir():
         return hub.fetch(model, options.revision, options.load_format != "dummy", progress)
@@ -117,7 +117,7 @@ def open_checkpoint(source: Path, options: ModelOptions, device: torch.device = 
         file = GGUFCheckpoint(source)
         return file.config, RandomCheckpoint(file.config, options.seed, device) if wanted == "dummy" else file
     if found == "dummy" and wanted != "dummy":
-        raise OverdriveError(f"{source} is a config without weights; give load_format 'dummy' for random ones")
+        raise OverdriveError(f"{source} is a config without weights; give --load-format dummy for random ones")
     config = ModelConfig.from_folder(source if source.is_dir() else source.parent)
     if wanted == "dummy":
         return config, RandomCheckpoint(config, options.seed, device)

@@ -126,7 +126,8 @@ class Server:
     def _greet(self, service: Service) -> None:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(ready_lines(url, service.name, service.info, bool(self._options.api_key)), flush=True)
+        asks_key, chats = bool(self._options.api_key), service.template.known
+        print(ready_lines(url, service.name, service.info, asks_key, chats), flush=True)
 
     def _signalled(self) -> None:
         """The first signal drains, the second stops at once."""

@@ -8,17 +8,19 @@ import shlex
 from overdrive.wire import EngineInfo
 
 
-def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool) -> str:
-    """The server's address and what it serves, and a request to try."""
+def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool, chats: bool = True) -> str:
+    """The server's address and what it serves, and a request to try. chats: the model has a chat template."""
     written = f"{info.drafter} drafts up to {info.drafts}" + (f" from {info.draft_model}" if info.draft_model else "")
     drafts = written if info.drafts else "no drafts"
     if info.simulated_acceptance:
         drafts += f", ACCEPTANCE SIMULATED ({info.simulated_acceptance}): the text is nobody's"
-    body = {"model": name, "messages": [{"role": "user", "content": "Hello!"}]}
+    where = f"{info.threads} threads" if info.device == "cpu" else info.device
+    what = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Hello"}
+    body = {"model": name, **what}
     key = '-H "Authorization: Bearer $KEY" ' if asks_key else ""
     content = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return (
         f"Serving {name} at {url}  ({info.precision}, context {info.max_model_len}, KV {info.kv_tokens} tokens, "
-        f"{drafts}, {info.threads} threads)\n"
-        f"Try: curl {url}/v1/chat/completions {key}{content}"
+        f"{drafts}, {where})\n"
+        f"Try: curl {url}/v1/{'chat/' if chats else ''}completions {key}{content}"
     )

@@ -47,6 +47,11 @@ class ChatTemplate:
                 f"the chat template of {origin} is no valid Jinja ({error}); name another with --chat-template"
             ) from error
 
+    @property
+    def known(self) -> bool:
+        """Whether the model has a template at all."""
+        return bool(self._compiled)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

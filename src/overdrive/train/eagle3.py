@@ -140,7 +140,8 @@ class _Run:
         losses, pace, saved = [], Pace(position), time.monotonic()
         for loss in trainer.steps():
             losses.append(loss)
-            if position.step % options.log_every == 0:
+            # The first one too: on a CPU the next line can be many minutes away.
+            if position.step % options.log_every == 0 or position.step == 1:
                 mean, losses = float(torch.stack(losses).mean()), []  # the only wait for the device between steps
                 done = trainer.share_done()
                 self.display.step(position, done, mean, pace.tokens_per_second())

@@ -113,7 +113,7 @@ class CudaDevice:
 class Attending:
     """Makes attention for passes, whichever network's. What the kernels leave for each other is made once for each."""
 
-    def __init__(self, deterministic: bool) -> None:
+    def __init__(self, deterministic: bool = False) -> None:
         """deterministic: keys are added up one tile after the other, however many rows, queries and keys there are."""
         self._deterministic = deterministic
         self._spaces: dict[Heads, SplitSpace] = {}

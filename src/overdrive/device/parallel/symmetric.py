@@ -1,4 +1,7 @@
-"""Sums over memory that the GPUs of a host map from each other: for a few tokens, half of NCCL's time or less.
+"""Sums over memory that the GPUs of a host map from each other, without NCCL.
+
+Between two H200s they took 7 to 15 % longer than NCCL's up to 64 rows of 8,192, and less for 128: a whole step does not
+tell them apart. More GPUs have not been measured.
 
     one shot    every rank reads all of every other's summand and adds up everything: one exchange of signals
     two shots   every rank adds up its part and reads the others' sums: less to read from three ranks on
