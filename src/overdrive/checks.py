@@ -14,6 +14,7 @@ from overdrive.policy.imposed import parse_survival
 from overdrive.types import MAX_DRAFTS
 
 MAX_PAGE_SIZE = 1024
+MAX_THREADS = 1024
 
 
 def check_engine(options: EngineOptions) -> None:
@@ -24,6 +25,8 @@ def check_engine(options: EngineOptions) -> None:
     _at_least(0, {"max-rows": scheduler.max_rows, "chunk": scheduler.chunk})
     _at_least(0, {"max-step-tokens": scheduler.max_step_tokens})
     _at_least(1, {"tensor-parallel": options.device.tensor_parallel})
+    if options.device.threads > MAX_THREADS:
+        raise OverdriveError(f"--threads must be at most {MAX_THREADS}, not {options.device.threads}")
     if not 0 < memory.device_share <= 1:
         raise OverdriveError(f"--device-share must be above 0 and at most 1, not {memory.device_share}")
     size = memory.page_size
@@ -48,6 +51,8 @@ def _check_drafts(draft: DraftOptions) -> None:
         raise OverdriveError(f"--drafts must be at most {MAX_DRAFTS}, not {draft.drafts}")
     if draft.simulate_acceptance:
         parse_survival(draft.simulate_acceptance)
+    if draft.draft.endswith("small") and not draft.draft_model:
+        raise OverdriveError(f"--draft {draft.draft} needs --draft-model, a model of the same vocabulary")
     if draft.draft_model and draft.draft in ("none", "ngram"):
         raise OverdriveError(f"--draft-model ({draft.draft_model}) has no use with --draft {draft.draft}")
 

@@ -102,6 +102,11 @@ def test_a_batch_may_be_larger_than_the_engine_looks_at(make_llm):
     assert texts(answers[17:18]) == texts(llm.generate("prompt 17", max_tokens=3, temperature=0, ignore_eos=True))
 
 
+def test_small_steps_hold_fewer_rows_where_their_number_is_left_open(llm, make_llm):
+    answers = make_llm(max_rows=0, max_step_tokens=3).generate(PROMPTS, **DRAWN)
+    assert texts(answers) == texts(llm.generate(PROMPTS, **DRAWN))
+
+
 def test_nothing_to_do_is_nothing(llm):
     assert llm.generate([]) == []
 

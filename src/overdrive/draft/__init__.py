@@ -129,10 +129,7 @@ def compile_drafters() -> None:
 
 
 def _small(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice:
-    model = options.draft.draft_model
-    if not model:
-        raise OverdriveError(f"--draft {options.draft.draft} needs --draft-model, a model of the same vocabulary")
-    return load_small(model, loaded, options.model, _form(options, device), progress)
+    return load_small(options.draft.draft_model, loaded, options.model, _form(options, device), progress)
 
 
 def _eagle(options: EngineOptions, loaded: Loaded, device: Device, progress: Progress) -> Choice | None:

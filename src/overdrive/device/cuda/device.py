@@ -59,7 +59,7 @@ class CudaDevice:
     def resolve(self, options: EngineOptions) -> EngineOptions:
         """`options` with this device's own number wherever they leave one open."""
         given = options.scheduler
-        rows = given.max_rows or ROWS
+        rows = given.max_rows or min(ROWS, given.max_step_tokens or ROWS)  # each feeds a token
         tokens = given.max_step_tokens or max(STEP_TOKENS, rows)
         chunk = given.chunk or min(CHUNK, tokens)
         return replace(options, scheduler=replace(given, max_rows=rows, max_step_tokens=tokens, chunk=chunk))
