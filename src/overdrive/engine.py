@@ -265,7 +265,13 @@ def count_pages(loaded: Loaded, options: EngineOptions, choice: Choice, device: 
     size, rows, config = options.memory.page_size, options.scheduler.max_rows, loaded.transformer.config
     page_bytes = 2 * config.layers * config.kv_heads * config.head_dim * size * loaded.transformer.dtype.itemsize
     page_bytes += choice.page_bytes(size)
-    free = max(0, device.free_bytes(options, loaded.transformer) - rows * choice.slot_bytes())
+    free, kept = max(0, device.free_bytes(options, loaded.transformer)), rows * choice.slot_bytes()
+    if kept > free:
+        raise OverdriveError(
+            f"drafting takes {kept >> 20} MiB of memory for {rows} rows, {free >> 20} MiB are free; "
+            "lower --max-rows or --draft-window"
+        )
+    free -= kept
     if asked := -(-options.memory.kv_tokens // size):
         if asked * page_bytes > free:
             raise OverdriveError(

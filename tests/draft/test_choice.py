@@ -10,7 +10,8 @@ import torch
 from overdrive.config import DraftOptions, EngineOptions, ModelOptions
 from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
-from overdrive.draft import choose
+from overdrive.draft import Ngrams, choose
+from overdrive.engine import count_pages
 from overdrive.errors import OverdriveError
 from overdrive.model.weights import load
 
@@ -42,3 +43,13 @@ def test_a_draft_model_that_is_no_folder_is_named(tmp_path: Path, who: str, what
 
 def test_auto_copies_where_no_head_ships(tmp_path: Path) -> None:
     assert drafter(tmp_path, draft="auto") == "ngram"
+
+
+def test_memory_that_drafting_takes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the line would be about the KV cache, which is not what is too large."""
+    monkeypatch.setattr(Ngrams, "slot_bytes", lambda self: 1 << 40)
+    device = CpuDevice(Team(1), 0, torch.device("cpu"))
+    target = load(str(dummy(tmp_path, 40)), DUMMY, device.torch_device, lambda *_: None, device.team)
+    options = device.resolve(EngineOptions(model=DUMMY))
+    with pytest.raises(OverdriveError, match=r"^drafting takes [^\n]* 64 rows[^\n]*--max-rows or --draft-window$"):
+        count_pages(target, options, Ngrams(3), device)
