@@ -149,7 +149,7 @@ class CostTable:
 
     def draft(self, k: int, rows: int) -> float:
         """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows."""
-        return self.drafts.at(k, self._padded_rows(rows))
+        return self.drafts.at(k, self._padded_rows(rows)) if k else 0.0
 
     def catch_up(self, tokens: int) -> float:
         """Seconds to catch up on so many missed tokens, all rows together: a guess, as drafting grows with rows."""

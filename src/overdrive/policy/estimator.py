@@ -14,7 +14,8 @@ import numpy as np
 
 PRIOR = 0.7
 PRIOR_WEIGHT = 40.0
-"""Before anything was seen, a draft behind accepted ones is right with chance PRIOR, as if seen so many times."""
+"""Before anything was seen, a draft behind accepted ones is right with chance PRIOR, as if seen so many times. It is
+forgotten as what was seen is."""
 
 HALF_LIFE = 512
 """Drafts at a position after which an older one counts half."""
@@ -39,8 +40,8 @@ class AcceptanceEstimator:
         self.sources = tuple(sources)
         self.max_drafts = max_drafts
         groups = 2 * len(self.sources)  # a group is 2 * source + sampled
-        self._reached = np.zeros((groups, max_drafts))
-        self._accepted = np.zeros((groups, max_drafts))
+        self._reached = np.full((groups, max_drafts), PRIOR_WEIGHT)
+        self._accepted = self._reached * PRIOR
         self._rounds = np.zeros(groups)
         self._requests = _Requests()
         self._now = np.empty(0, np.int64)  # slots of the last observed step
@@ -123,7 +124,7 @@ class AcceptanceEstimator:
 
     def _rates(self) -> np.ndarray:
         """[groups, max_drafts], chance of a draft to be right where those before it were."""
-        return (self._accepted + PRIOR_WEIGHT * PRIOR) / (self._reached + PRIOR_WEIGHT)
+        return np.clip(self._accepted / self._reached, 0.001, 0.999)
 
     def _survival(self, key: int) -> np.ndarray:
         if key not in self._by_key:

@@ -78,7 +78,7 @@ class Gearbox(Controller):
         if self._ks[-1] > estimator.max_drafts or self._ks[0] < 0:
             raise ValueError(f"plans {list(plans)} must lie between 0 and {estimator.max_drafts}")
         self._current = 0  # index into _ks
-        self._evidence = [0.0] * len(self._ks)  # tokens each candidate would have gained since it looked better
+        self._evidence = [0.0] * len(self._ks)  # seconds each candidate would have saved since it looked better
         self._credit = 0.0  # share of a step's tokens that the next probe may cost
         self._since_drafts = 0  # steps chosen since the last with drafts
         self._acceptance = _Acceptance(estimator)
@@ -141,15 +141,15 @@ class Gearbox(Controller):
     def _gather(self, prospects: Sequence[Prospect], pace: float, rows: int) -> None:
         """Add this step's gains over the current K to each candidate's evidence; change K where that is enough.
 
-        A lasting gain of 1 % is taken within some fifty steps, an estimate that swings about the current one never.
+        A lasting gain of 1 % is taken within some fifty steps, an estimate that swings about none hardly ever.
         """
         now = prospects[self._current]
-        self._evidence = [
-            max(0.0, gained + one.value - now.value) for gained, one in zip(self._evidence, prospects, strict=True)
-        ]
+        gains = [(one.value - now.value) / pace for one in prospects]
+        self._evidence = [max(0.0, gained + gain) for gained, gain in zip(self._evidence, gains, strict=True)]
         most = max(self._evidence)
-        if most > pace * self._seconds_to_change(now, rows):
-            self._current = self._evidence.index(most)
+        best = self._evidence.index(most)
+        if most > self._seconds_to_change(now, rows) and gains[best] > 0:
+            self._current = best
             self._evidence = [0.0] * len(self._ks)
             self._credit = 0.0
             self.switches += 1

@@ -1,0 +1,125 @@
+"""What acceptance is estimated to be, from rounds drawn with a known one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overdrive.policy.estimator import PRIOR, AcceptanceEstimator
+
+MOST = 5
+
+
+class Rounds:
+    """Feeds an estimator steps of rows whose drafts are right with given chances, each behind accepted ones."""
+
+    def __init__(self, estimator: AcceptanceEstimator, seed: int = 0) -> None:
+        self.estimator = estimator
+        self._rng = np.random.default_rng(seed)
+
+    def steps(self, count: int, rates: list[float], asked: int, slots: tuple[int, ...] = (0,), source: int = 0) -> None:
+        at = np.array(slots)
+        for _ in range(count):
+            right = self._rng.random((len(slots), asked)) < rates[:asked]
+            self.estimator.observe(at, at * 0 + source, at * 0 + asked, right.cumprod(axis=1).sum(axis=1))
+
+    def survival_of_strangers(self, sampled: bool = False) -> np.ndarray:
+        """Of requests that nothing sets apart: the next step belongs to one without drafts so far."""
+        self.estimator.admit(99, sampled)
+        self.estimator.observe(np.array([99]), np.array([0]), np.array([0]), np.array([0]))
+        return self.estimator.survival(int(sampled), int(not sampled))
+
+
+def estimator(*sources: str) -> AcceptanceEstimator:
+    return AcceptanceEstimator(sources or ("drafter",), MOST)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[np.ndarray, ...]:
+    """slots, sources, asked, accepted of some rows."""
+    slots = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    asked = rng.integers(0, MOST + 1, len(slots))
+    return np.array(slots), rng.integers(0, 2, len(slots)), asked, rng.integers(0, asked + 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps(), max_size=12), st.sets(st.integers(0, 9)), st.integers(0, 4), st.integers(1, 4))
+def test_survival_is_a_share_that_never_rises(seen, sampled: set[int], sampled_rows: int, greedy_rows: int) -> None:
+    e = estimator("first", "second")
+    for slot in sampled:
+        e.admit(slot, True)
+    for step in seen:
+        e.observe(*step)
+        survival = e.survival(sampled_rows, greedy_rows)
+        assert (survival > 0).all() and (survival < 1).all()
+        assert (np.diff(survival) <= 0).all()
+
+
+def test_what_was_seen_comes_back_and_is_calibrated() -> None:
+    rates = [0.8, 0.6, 0.9, 0.3, 0.5]
+    rounds = Rounds(estimator())
+    for _ in range(400):
+        rounds.steps(1, rates, MOST, slots=tuple(range(32)))
+        rounds.estimator.survival(0, 32)
+    assert rounds.survival_of_strangers() == pytest.approx(np.cumprod(rates), abs=0.05)
+    assert rounds.estimator.calibration == pytest.approx(np.zeros(MOST), abs=0.04)
+
+
+def test_a_position_that_was_not_reached_is_missing_and_not_refused() -> None:
+    """Neither behind a refused draft nor beyond what was asked for: both stay as they were believed to be."""
+    for asked, rates in ((MOST, [0.0] * MOST), (1, [0.4] * MOST)):
+        rounds = Rounds(estimator())
+        rounds.steps(3000, rates, asked)
+        survival = rounds.survival_of_strangers()
+        assert survival[0] == pytest.approx(max(rates[0], 0.001), abs=0.07)
+        assert survival[1:] / survival[:-1] == pytest.approx(PRIOR)
+
+
+def test_a_draft_that_is_asked_for_and_never_offered_yields_nothing() -> None:
+    """The source offers two of the five that are asked for, and both are right."""
+    rounds = Rounds(estimator())
+    rounds.steps(3000, [1.0, 1.0, 0.0, 0.0, 0.0], MOST)
+    survival = rounds.survival_of_strangers()
+    assert survival[1] > 0.95 and survival[2] < 0.05
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.85, 0.1), (0.1, 0.85)])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_flip_is_followed_within_200_steps(before: float, after: float, rows: int) -> None:
+    rounds, slots = Rounds(estimator()), tuple(range(rows))
+    rounds.steps(3000 // rows, [before] * MOST, 3, slots)
+    rounds.steps(200, [after] * MOST, 3, slots)
+    assert rounds.estimator.survival(0, rows)[0] == pytest.approx(after, abs=0.2)
+
+
+def test_a_request_is_known_by_its_own_rounds() -> None:
+    """In a crowd that accepts most, the one that refuses; whoever gets its slot is like the crowd."""
+    rounds, alone = Rounds(estimator()), np.array([7])
+    for _ in range(100):
+        rounds.steps(1, [0.8] * MOST, 3, slots=(0, 1, 2, 3, 4, 5))
+        rounds.steps(1, [0.1] * MOST, 3, slots=(7,))
+    assert rounds.estimator.survival(0, 1)[0] < 0.25
+    rounds.estimator.admit(7, False)
+    rounds.estimator.observe(alone, alone * 0, alone * 0, alone * 0)
+    assert rounds.estimator.survival(0, 1)[0] > 0.6
+
+
+def test_greedy_and_sampled_rows_are_told_apart() -> None:
+    rounds = Rounds(estimator())
+    rounds.estimator.admit(1, True)
+    rounds.steps(2000, [0.9] * MOST, 2, slots=(0,))
+    rounds.steps(2000, [0.3] * MOST, 2, slots=(1,))
+    greedy, sampled = rounds.survival_of_strangers()[0], rounds.survival_of_strangers(sampled=True)[0]
+    assert greedy > 0.8 and sampled < 0.4
+    assert rounds.estimator.survival(1, 1)[0] == pytest.approx((greedy + sampled) / 2, abs=0.05)
+
+
+def test_sources_count_by_how_often_they_write() -> None:
+    rounds = Rounds(estimator("rare", "common"))
+    for _ in range(400):
+        rounds.steps(1, [0.1] * MOST, 2, slots=(0,), source=0)
+        rounds.steps(3, [0.9] * MOST, 2, slots=(1,), source=1)
+    assert rounds.survival_of_strangers()[0] == pytest.approx(0.25 * 0.1 + 0.75 * 0.9, abs=0.08)
