@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from overdrive.config import DraftOptions, EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.policy.imposed import parse_survival
+from overdrive.policy.setting import parse_setting
 from overdrive.types import MAX_DRAFTS
 
 MAX_PAGE_SIZE = 1024
@@ -39,6 +40,9 @@ def check_engine(options: EngineOptions) -> None:
         )
     if 0 < memory.kv_tokens < size:
         raise OverdriveError(f"--kv-tokens ({memory.kv_tokens}) must hold at least one page ({size} positions)")
+    folder = Path(options.report.trace).parent
+    if options.report.trace and not folder.is_dir():
+        raise OverdriveError(f"--trace: there is no folder {folder}")
     _exist({"tokenizer": options.model.tokenizer, "chat-template": options.model.chat_template}.items())
     _check_drafts(options.draft)
 
@@ -49,6 +53,7 @@ def _check_drafts(draft: DraftOptions) -> None:
     _at_least(1 + MAX_DRAFTS, {"draft-window": draft.draft_window})  # one step can add as many
     if draft.drafts > MAX_DRAFTS:
         raise OverdriveError(f"--drafts must be at most {MAX_DRAFTS}, not {draft.drafts}")
+    parse_setting(draft.speculation, draft.drafts)
     if draft.simulate_acceptance:
         parse_survival(draft.simulate_acceptance)
     if draft.draft.endswith("small") and not draft.draft_model:

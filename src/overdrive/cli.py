@@ -18,6 +18,7 @@ from overdrive.config import (
     EngineOptions,
     MemoryOptions,
     ModelOptions,
+    ReportOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -69,6 +70,7 @@ SchedulerGroup = Annotated[SchedulerOptions, Parameter(name="*", group="Batching
 DraftGroup = Annotated[DraftOptions, Parameter(name="*", group="Speculation")]
 DeviceGroup = Annotated[DeviceOptions, Parameter(name="*", group="Machine")]
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+ReportGroup = Annotated[ReportOptions, Parameter(name="*", group="Reports")]
 ServerGroup = Annotated[ServerOptions, Parameter(name="*", group="HTTP")]
 
 
@@ -83,6 +85,7 @@ def serve(
     scheduler: SchedulerGroup = SchedulerOptions(),
     memory: MemoryGroup = MemoryOptions(),
     device: DeviceGroup = DeviceOptions(),
+    reports: ReportGroup = ReportOptions(),
 ) -> None:
     """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, and a live page at /.
 
@@ -93,7 +96,9 @@ def serve(
     """
     from overdrive.checks import check_engine, check_server
 
-    engine = EngineOptions(model=weights, memory=memory, scheduler=scheduler, draft=draft, device=device)
+    engine = EngineOptions(
+        model=weights, memory=memory, scheduler=scheduler, draft=draft, device=device, report=reports
+    )
     check_engine(engine)
     check_server(server)
     from overdrive.serve.server import serve as run

@@ -82,6 +82,9 @@ class DraftOptions:
     """Who writes drafts. auto: a draft network where one is given or ships with the model, else ngram."""
     draft_model: str = ""
     """The EAGLE-3 head or the small model: a folder or a hub id; "dummy" is a head with random weights."""
+    speculation: str = "fixed"
+    """How much a step drafts. auto: decided anew for every step, from measured costs and acceptance. fixed: always
+    `drafts`. off: nothing. fixed:K and max:K: as fixed and auto, with their own K in place of `drafts`."""
     drafts: int = 3
     """Most drafts per row and step, 15 at most."""
     ngram_min: int = 3
@@ -109,6 +112,14 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What the engine tells of its steps beside its statistics."""
+
+    trace: str = ""
+    """Write every step, with its plan and the reason for it, to this file; ui.perfetto.dev and Chrome read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Everything the engine process needs beside the model's name."""
 
@@ -117,6 +128,7 @@ class EngineOptions:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     draft: DraftOptions = field(default_factory=DraftOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
+    report: ReportOptions = field(default_factory=ReportOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ engine_process.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 
 from overdrive.commit import Committer, Delta
 from overdrive.config import EngineOptions
@@ -19,18 +20,22 @@ from overdrive.device.parallel.muster import muster
 from overdrive.device.parallel.ranks import Ranks
 from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
+from overdrive.gears import Gears, open_gears, settle_drafts
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
+from overdrive.meter import Meter, draft_stats
 from overdrive.model.config import ModelConfig
 from overdrive.model.weights import Loaded, load
-from overdrive.policy.acceptance import KEYS, DraftCounts
-from overdrive.policy.controller import Controller, FixedDrafts
+from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.controller import Controller
+from overdrive.policy.setting import parse_setting
 from overdrive.request import NoStops, Request
 from overdrive.scheduler import Limits, Scheduler
 from overdrive.text import StopMatcher, open_text
-from overdrive.types import OVERSHOOT, Finish, FinishReason, Outcome, SamplingParams, Step
-from overdrive.wire import DraftStats, EngineInfo, Stats
+from overdrive.trace import Trace
+from overdrive.types import OVERSHOOT, Finish, FinishReason, SamplingParams
+from overdrive.wire import EngineInfo, Stats
 
 Progress = Callable[[str, int, int], None]
 
@@ -116,6 +121,7 @@ class Engine:
             generated=self._committer.generated_tokens,
             prefilled=self._committer.prefilled_tokens,
             drafts=draft_stats(meter.counts),
+            planning=meter.planning(),
             plans=[meter.plans[k] for k in range(max(meter.plans, default=0) + 1)],
             preemptions=scheduler.preemptions,
             launch_seconds=(meter.seconds[0], meter.seconds[1], meter.seconds[2], meter.seconds[3]),
@@ -124,32 +130,6 @@ class Engine:
             prefix_tokens=cache.hit_tokens if cache else 0,
             simulated=bool(self.info.simulated_acceptance),
         )
-
-
-def draft_stats(counts: DraftCounts) -> list[DraftStats]:
-    """The counts as they cross the link: every source and key, so that none appears late; none where K is always 0."""
-    if not counts.max_drafts:
-        return []
-    arrays = (counts.rounds, counts.offered, counts.reached, counts.accepted)
-    return [
-        DraftStats(source=source, key=key, rounds=rounds, offered=offered, reached=reached, accepted=accepted)
-        for source, rows in zip(counts.sources, zip(*(a.tolist() for a in arrays), strict=True), strict=True)
-        for key, rounds, offered, reached, accepted in zip(KEYS, *rows, strict=True)
-    ]
-
-
-class Meter:
-    """What settled steps tell: device time by launch, plans by K."""
-
-    def __init__(self, counts: DraftCounts) -> None:
-        self.counts = counts
-        self.seconds = [0.0] * 4
-        self.plans: Counter[int] = Counter()
-
-    def add(self, step: Step, outcome: Outcome) -> None:
-        """Count one settled step."""
-        self.seconds = [a + b for a, b in zip(self.seconds, outcome.seconds, strict=True)]
-        self.plans[step.plan.drafts] += 1
 
 
 def build(
@@ -161,16 +141,14 @@ def build(
 ) -> Engine:
     """Load a model and put an engine around it. Raises OverdriveError, one line, for whatever is wrong with either.
 
-    controller: decides each step's drafts; by default always `options.draft.drafts`.
+    controller: decides each step's drafts; by default the one that `options.draft.speculation` means.
     precompiler: one that was started earlier, so that it has a lead.
     """
     device = open_device(options, precompiler)
-    options = device.resolve(options)
+    options = device.resolve(replace(options, draft=settle_drafts(options.draft)))
     company, ranks = muster(model, options, device.torch_device, progress)
     try:
-        return _build(
-            model, options, progress, (lambda drafts: controller or FixedDrafts(drafts)), device, company, ranks
-        )
+        return _build(model, options, progress, controller, device, company, ranks)
     except BaseException:
         company.close()
         raise
@@ -180,12 +158,12 @@ def _build(
     model: str,
     options: EngineOptions,
     progress: Progress,
-    controller: Callable[[int], Controller],
+    controller: Controller | None,
     device: Device,
     company: Company,
     ranks: Ranks,
 ) -> Engine:
-    """The rest of `build`, once every rank is there. controller: of the most drafts that a plan may ask for."""
+    """The rest of `build`, once every rank is there."""
     loaded = load(model, options.model, device.torch_device, progress, device.team, ranks)
     company.await_loaded(progress)
     progress("tokenizer", 0, 1)
@@ -193,8 +171,8 @@ def _build(
     progress("tokenizer", 1, 1)
     choice = choose(options, loaded, device, progress)
     drafts = 0 if choice.name == "none" else options.draft.drafts
-    decider = controller(drafts)
-    plans = tuple(k for k in decider.plans if k <= drafts)
+    setting = replace(parse_setting(options.draft.speculation, options.draft.drafts), drafts=drafts)
+    plans = tuple(k for k in (controller or setting).plans if k <= drafts)
     n_pages = count_pages(loaded, options, choice, device)
     pool = PagePool(n_pages)
     company.open(n_pages, drafts, plans)
@@ -205,9 +183,13 @@ def _build(
     parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, plans, options, ranks)
     runner = device.open_runner(parts, stream, progress)
     company.await_ready()
+    led = company.lead(runner)
+    gears = Gears(controller) if controller else open_gears(setting)
+    trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)
-    loop = Loop(scheduler, decider, company.lead(runner), committer, device.lookahead)
+    watches = (trace.add,) if trace else ()
+    loop = Loop(scheduler, gears.controller, led, committer, device.lookahead, watches)
     info = EngineInfo(
         model=model,
         architecture=loaded.config.architecture,
@@ -224,6 +206,9 @@ def _build(
         draft_model=choice.model,
         drafts=drafts,
         sources=runner.sources,
+        speculation="custom" if controller else options.draft.speculation,
+        plans=plans,
+        costs=gears.costs,
         precision=options.model.precision,
         threads=device.threads,
         overlap=device.lookahead > 0,
@@ -237,6 +222,8 @@ def _build(
             stream.close()
         ranks.close()
         company.close()
+        if trace:
+            trace.close()
 
     return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), company, close)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -61,6 +62,38 @@ class LoopTimes:
     settled: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A settled step, and when the host worked on it, by `time.perf_counter`.
+
+    scheduled .. built .. launched: the plan was chosen and the step built, then launched. waited .. arrived .. settled:
+    nothing was done for it until its results were there, then they were taken into its requests.
+    """
+
+    step: Step
+    outcome: Outcome
+    scheduled: float
+    built: float
+    launched: float
+    waited: float
+    arrived: float
+    settled: float
+
+
+Watch = Callable[[Turn], None]
+"""Told of every settled step, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending(Generic[F]):
+    """A launched step, and when that was."""
+
+    flight: F
+    scheduled: float
+    built: float
+    launched: float
+
+
 class Loop(Generic[F]):
     """Advances every request by steps.
 
@@ -69,7 +102,13 @@ class Loop(Generic[F]):
     """
 
     def __init__(
-        self, scheduler: Scheduler, controller: Controller, runner: Runner[F], committer: Committer, lookahead: int
+        self,
+        scheduler: Scheduler,
+        controller: Controller,
+        runner: Runner[F],
+        committer: Committer,
+        lookahead: int,
+        watches: Sequence[Watch] = (),
     ) -> None:
         self.times = LoopTimes()
         self._scheduler = scheduler
@@ -77,7 +116,8 @@ class Loop(Generic[F]):
         self._runner = runner
         self._committer = committer
         self._lookahead = lookahead
-        self._pending: deque[F] = deque()
+        self._watches = watches
+        self._pending: deque[_Pending[F]] = deque()
 
     @property
     def idle(self) -> bool:
@@ -99,8 +139,10 @@ class Loop(Generic[F]):
             if step is None:
                 self._settle_down_to(len(self._pending) - 1, deltas)
             else:
-                self._pending.append(self._launch(step))
-                self.times.launched += time.perf_counter() - built
+                flight = self._launch(step)
+                launched = time.perf_counter()
+                self._pending.append(_Pending(flight, started, built, launched))
+                self.times.launched += launched - built
                 self._settle_down_to(self._lookahead, deltas)
         except RuntimeError as error:
             deltas += self._abandon(error)
@@ -117,22 +159,26 @@ class Loop(Generic[F]):
     def _settle_down_to(self, unsettled: int, deltas: list[Delta]) -> None:
         """Settle the oldest launched steps until only `unsettled` are left, adding to `deltas`."""
         while len(self._pending) > max(unsettled, 0):
-            flight = self._pending[0]
-            started = time.perf_counter()
-            outcome = flight.wait()
-            waited = time.perf_counter()
+            pending = self._pending[0]
+            step, started = pending.flight.step, time.perf_counter()
+            outcome = pending.flight.wait()
+            arrived = time.perf_counter()
             self._pending.popleft()
-            deltas += self._committer.settle(flight.step, outcome)
-            self._controller.observe(flight.step, outcome)
-            self.times.waited += waited - started
-            self.times.settled += time.perf_counter() - waited
+            deltas += self._committer.settle(step, outcome)
+            self._controller.observe(step, outcome)
+            settled = time.perf_counter()
+            self.times.waited += arrived - started
+            self.times.settled += settled - arrived
+            for watch in self._watches:
+                before = pending.scheduled, pending.built, pending.launched
+                watch(Turn(step, outcome, *before, started, arrived, settled))
 
     def _abandon(self, error: RuntimeError) -> list[Delta]:
         """A launch failed: what it held is lost, so end every running request with an error; waiting ones go on.
 
         Where memory was what it lacked, nobody is lost: all are preempted, and fewer of them run at once.
         """
-        rows = max((len(flight.step.rows) for flight in self._pending), default=0)
+        rows = max((len(pending.flight.step.rows) for pending in self._pending), default=0)
         self._pending.clear()
         if isinstance(error, OutOfDeviceMemory) and max(rows, len(self._scheduler.running)) > 1:
             self._scheduler.preempt_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -16,6 +17,15 @@ def usable_cores() -> int:
     allowed = os.sched_getaffinity(0)
     cores = {_read(_TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed}
     return max(1, min(len(cores), _quota_cores()))
+
+
+def processor() -> str:
+    """The processor's name, and how many of its cores this process may use."""
+    lines = (line.partition(":") for line in _read(Path("/proc/cpuinfo")).splitlines())
+    told = {name.strip(): value.strip() for name, _, value in lines}
+    name = told.get("model name") or platform.processor() or platform.machine()
+    family = "/".join(told.get(part, "") for part in ("cpu family", "model", "stepping"))
+    return f"{name} ({family}), {usable_cores()} cores"
 
 
 def _quota_cores() -> int:

@@ -118,7 +118,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafts: most drafts per row and step. drafter: who writes them, "none" for nobody. draft_model: the head or small
     model it reads, where it came from; "" for drafters without one. sources: names of those who may write a row's
     drafts; `Tokens.source` is an index into it. simulated_acceptance: drafts are accepted by chance and the text is
-    nobody's, as `DraftOptions.simulate_acceptance` says; "" where drafts are verified.
+    nobody's, as `DraftOptions.simulate_acceptance` says; "" where drafts are verified. speculation: who decides how
+    much is drafted, as `DraftOptions.speculation` says. plans: the Ks beside 0 to decide among. costs: what is weighed
+    for that, `CostTable.to_dict` and "origin", measured or stored; empty where nothing is.
     """
 
     model: str
@@ -136,6 +138,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafts: int
     draft_model: str = ""
     sources: tuple[str, ...] = ()
+    speculation: str = "fixed"
+    plans: tuple[int, ...] = ()
+    costs: dict[str, Any] = {}
     precision: str
     threads: int
     overlap: bool
@@ -170,12 +175,34 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted: list[int]
 
 
+class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Plans and what was expected of them.
+
+    drafts to runner_up_score: of the newest settled step, as in `types.Plan` and `types.Why`. rules: steps by the rule
+    that decided. tokens_, seconds_expected and _found: sums over the steps without prompts of whose plan something was
+    expected.
+    """
+
+    drafts: int = 0
+    rule: str = ""
+    expected_tokens: float = 0.0
+    expected_seconds: float = 0.0
+    runner_up: int = 0
+    runner_up_score: float = 0.0
+    rules: dict[str, int] = {}
+    tokens_expected: float = 0.0
+    tokens_found: float = 0.0
+    seconds_expected: float = 0.0
+    seconds_found: float = 0.0
+
+
 class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The engine's state, about twice a second. `running` to `pages_total` are of now, the rest counts from the start.
 
     pages_used counts pages held by requests, pages_cached those held by the prefix cache alone.
     rounds: row steps that yielded tokens; `generated / rounds` is the tokens of a round.
     drafts: one entry per source and key; empty where nothing may be drafted. plans: steps by their K, K = 0 first.
+    planning: why.
     launch_seconds: of the draft, forward, accept and absorb launches. host_seconds: schedule, build, commit, publish.
     prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted. simulated: whether acceptance is.
     """
@@ -191,6 +218,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     prefilled: int = 0
     drafts: list[DraftStats] = []
     plans: list[int] = []
+    planning: PlanStats = PlanStats()
     preemptions: int = 0
     launch_seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     host_seconds: float = 0.0

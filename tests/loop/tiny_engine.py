@@ -19,7 +19,7 @@ from overdrive.device.sampling import Layout, SamplingState, sample
 from overdrive.device.state import SlotState
 from overdrive.device.stream import Stream
 from overdrive.draft import Drafter, Room
-from overdrive.loop import Loop
+from overdrive.loop import Loop, Watch
 from overdrive.loop import Runner as LoopRunner
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
@@ -80,9 +80,12 @@ def tiny_bench(
     model: Transformer | None = None,
     ranks: Ranks = ALONE,
     lead: Callable[[Runner], LoopRunner] = lambda runner: runner,
+    watches: Sequence[Watch] = (),
     **bounds,
 ) -> Bench:
     """make_drafter: of a Room. model: `tiny()` by default. lead: makes the runner one that others follow.
+
+    watches: are told of every settled step.
 
     bounds: of `Bounds`. Everything else is the engine's own.
     """
@@ -93,15 +96,17 @@ def tiny_bench(
     drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, given.n_pages))
     forward = device().forward(model, kv, drafter.taps)
     runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, ranks=ranks)
-    return around(given, controller, drafter.sources, lead(runner))
+    return around(given, controller, drafter.sources, lead(runner), watches)
 
 
-def around(given: Bounds, controller: Controller, sources: Sequence[str], runner: LoopRunner) -> Bench:
+def around(
+    given: Bounds, controller: Controller, sources: Sequence[str], runner: LoopRunner, watches: Sequence[Watch] = ()
+) -> Bench:
     """Scheduler, commit and loop around a runner. sources: of its drafts."""
     pool = PagePool(given.n_pages)
     scheduler = Scheduler(given.limits(), pool, PrefixCache(pool, given.page_size) if given.cached else None)
     committer = Committer(scheduler, DraftCounts(sources, 16))
-    return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, given.lookahead))
+    return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, given.lookahead, watches))
 
 
 @torch.inference_mode()

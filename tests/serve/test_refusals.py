@@ -60,6 +60,10 @@ BOTH = [
     ({"speculation": {"max_drafts": -1}}, 400, "speculation.max_drafts"),
     ({"speculation": {"depth": 3}}, 400, "speculation.depth"),
     ({"speculation": True}, 400, "speculation"),
+    ({"speculation": "deep"}, 400, "speculation"),
+    ({"speculation": "fixed:3"}, 400, "speculation"),
+    ({"speculation": "max:-1"}, 400, "speculation"),
+    ({"speculation": "max:99"}, 400, "speculation.max_drafts"),
     ({"best_off": 1}, 400, "best_off"),
 ]
 CHAT_ONLY = [

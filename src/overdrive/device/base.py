@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from overdrive.config import EngineOptions
+from overdrive.device.costs import CostSizes
 from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.sampling import SamplingState
 from overdrive.device.stream import Stream, Wait
@@ -58,13 +59,17 @@ class DraftingRunner(Runner[Any], Protocol):
 class Device(Protocol):
     """Where a model runs.
 
-    threads: of this process that run arithmetic. lookahead: steps that may be launched before the one before them is
-    settled; 1 overlaps the host's work with the device's. team: the threads of the CPU's kernels, None elsewhere.
-    kv_share: of the free memory, what the KV cache takes when no size is given.
+    name: of the hardware, by which costs measured on it are told from others. threads: of this process that run
+    arithmetic. lookahead: steps that may be launched before the one before them is settled; 1 overlaps the host's work
+    with the device's. team: the threads of the CPU's kernels, None elsewhere. kv_share: of the free memory, what the KV
+    cache takes when no size is given.
     """
 
     @property
     def torch_device(self) -> torch.device: ...
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def threads(self) -> int: ...
@@ -80,6 +85,10 @@ class Device(Protocol):
 
     def resolve(self, options: EngineOptions) -> EngineOptions:
         """`options` with this device's own number wherever they leave one open."""
+        ...
+
+    def cost_sizes(self, limits: Limits) -> CostSizes:
+        """Which steps to time before serving, so that their costs are known: a few seconds' worth."""
         ...
 
     def free_bytes(self, options: EngineOptions, model: Transformer) -> int:

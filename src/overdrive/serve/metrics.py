@@ -97,6 +97,10 @@ class EngineCollector(Collector):
         for launch, value in zip(LAUNCHES, stats.launch_seconds, strict=True):
             seconds.add_metric([launch], value)
         yield seconds
+        rules = _counter("plan_rules", "Steps by the rule that chose their plan.", "rule")
+        for rule, value in stats.planning.rules.items():
+            rules.add_metric([rule], value)
+        yield rules
 
 
 def _drafts(stats: Stats) -> Iterator[Metric]:
@@ -127,11 +131,13 @@ def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
         ("kv_pages_used", "KV pages held by requests.", stats.pages_used),
         ("kv_pages_cached", "KV pages held by the prefix cache alone.", stats.pages_cached),
         ("kv_pages", "KV pages there are.", stats.pages_total),
+        ("drafts", "Drafts per row of the newest plan.", stats.planning.drafts),
         ("simulated_acceptance", "1 where drafts are accepted by chance, for measuring.", stats.simulated),
     ]
 
 
 def _counters(stats: Stats) -> list[tuple[str, str, float]]:
+    planning = stats.planning
     return [
         ("steps", "Steps of the engine.", stats.steps),
         ("rounds", "Row steps that yielded tokens.", stats.rounds),
@@ -140,6 +146,10 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
         ("preemptions", "Requests put back for want of KV.", stats.preemptions),
         ("host_seconds", "Host time of the engine's steps.", stats.host_seconds),
         ("admitted_prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
+        ("plan_expected_tokens", "Tokens that plans expected of steps without prompts.", planning.tokens_expected),
+        ("plan_found_tokens", "Tokens that those steps yielded.", planning.tokens_found),
+        ("plan_expected_seconds", "Time that plans expected of those steps.", planning.seconds_expected),
+        ("plan_found_seconds", "Device time that those steps took.", planning.seconds_found),
         ("prefix_cached_tokens", "Of those, found in the prefix cache.", stats.prefix_tokens),
     ]
 

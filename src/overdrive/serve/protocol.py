@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from overdrive.parameters import Alternatives, Sampling, TokenId
 from overdrive.strict import Model
@@ -26,11 +26,29 @@ class StreamOptions(Model):
 
 
 class Speculation(Model):
-    """Extension: how this request may be speculated. The text never depends on it, only its speed."""
+    """Extension: how this request may be speculated. The text never depends on it, only its speed.
+
+    In place of the object one word will do: "auto", "off" or "max:K".
+    """
 
     enabled: bool = True
     max_drafts: Annotated[int, Field(ge=0, le=64)] | None = Field(default=None, description="Most drafts per step.")
     report: bool = Field(default=False, description="Each choice carries its text token by token, with who wrote each.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        """The words of `--speculation`, but for those that fix K: all rows of a step share it."""
+        if not isinstance(value, str):
+            return value
+        word, _, number = value.partition(":")
+        if value in ("auto", "off"):
+            return {"enabled": value == "auto"}
+        if word == "fixed":
+            raise ValueError("a request cannot fix its drafts, only cap them: send 'max:K'")
+        if word != "max" or not (number.isascii() and number.isdigit() and len(number) < 3):
+            raise ValueError("should be 'auto', 'off', 'max:K' or an object")
+        return {"max_drafts": int(number)}
 
 
 class ResponseFormat(Model):

@@ -13,6 +13,7 @@ from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.base import Parts, Progress, impose
 from overdrive.device.batch import Batch
+from overdrive.device.costs import CostSizes, whole_pages
 from overdrive.device.cpu.attention import PagedAttention
 from overdrive.device.cpu.precompile import Precompiler
 from overdrive.device.cpu.recording import RecordedPass
@@ -26,14 +27,23 @@ from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps
 from overdrive.device.stream import InlineStream, Stream, ThreadStream, Wait, synchronize
 from overdrive.draft.room import Room
-from overdrive.machine import available_bytes, usable_cores
+from overdrive.machine import available_bytes, processor, usable_cores
 from overdrive.model.transformer import Transformer
+from overdrive.scheduler import Limits
 
 Result = TypeVar("Result")
 
 KV_SHARE = 0.3
 
 ROWS, STEP_TOKENS, CHUNK = 64, 1024, 256
+
+COST_ROWS = (1, 4, 16, 64)
+"""Rows of steps that are timed at start; costs rise evenly between."""
+
+COST_TOKENS = 128
+"""Most tokens of those steps; costs rise in proportion beyond."""
+
+COST_SECONDS = 4.0
 
 
 class CpuAttention:
@@ -63,6 +73,11 @@ class CpuDevice:
     precompiler: Precompiler = field(default_factory=Precompiler)
 
     @property
+    def name(self) -> str:
+        """The processor."""
+        return processor()
+
+    @property
     def threads(self) -> int:
         """Threads that run arithmetic."""
         return self.team.threads
@@ -84,6 +99,19 @@ class CpuDevice:
     def kv_share(self) -> float:
         """Others use this memory too."""
         return KV_SHARE
+
+    def cost_sizes(self, limits: Limits) -> CostSizes:
+        """Few sizes; reading texts is slow here, and memory is claimed by what is read."""
+        return CostSizes(
+            rows=tuple(sorted({*(r for r in COST_ROWS if r < limits.max_rows), limits.max_rows})),
+            most_tokens=COST_TOKENS,
+            short=whole_pages(64, limits.page_size),
+            long=whole_pages(512, limits.page_size),
+            texts=min(2, limits.max_rows),
+            long_rows=min(4, limits.max_rows),
+            seconds=COST_SECONDS,
+            padded=False,
+        )
 
     def free_bytes(self, options: EngineOptions, model: Transformer) -> int:
         """Memory that can be taken without swapping; all ranks take from the same."""

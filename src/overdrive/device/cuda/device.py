@@ -16,6 +16,7 @@ from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.base import Parts, Progress, impose
 from overdrive.device.batch import Batch
+from overdrive.device.costs import CostSizes, whole_pages
 from overdrive.device.cuda.attention import CudaAttention, SplitSpace
 from overdrive.device.cuda.buffers import Sizes, StepBuffers
 from overdrive.device.cuda.graphs import CudaGraphs, NoGraphs
@@ -24,7 +25,8 @@ from overdrive.device.cuda.memory import check_device, free_bytes
 from overdrive.device.cuda.runner import CudaRunner
 from overdrive.device.cuda.sampling import CudaSampler
 from overdrive.device.cuda.sampling_state import StaticSamplingState
-from overdrive.device.cuda.shapes import Extent, reachable
+from overdrive.device.cuda.shapes import ROWS as SIZES
+from overdrive.device.cuda.shapes import Extent, bucket, reachable
 from overdrive.device.cuda.stream import CudaStream
 from overdrive.device.cuda.timing import CudaLaps, NoLaps
 from overdrive.device.sampling import Layout
@@ -34,9 +36,12 @@ from overdrive.draft.padded import PaddedRoom
 from overdrive.machine import available_bytes
 from overdrive.model.ops import Attention
 from overdrive.model.transformer import Transformer
+from overdrive.scheduler import Limits
 from overdrive.types import MAX_DRAFTS
 
 ROWS, STEP_TOKENS, CHUNK = 256, 2048, 2048
+
+COST_SECONDS = 5.0
 
 KEYS = 32
 """Of a tile, where all tiles must be alike."""
@@ -63,6 +68,24 @@ class CudaDevice:
         tokens = given.max_step_tokens or max(STEP_TOKENS, rows)
         chunk = given.chunk or min(CHUNK, tokens)
         return replace(options, scheduler=replace(given, max_rows=rows, max_step_tokens=tokens, chunk=chunk))
+
+    @property
+    def name(self) -> str:
+        """The GPU."""
+        return torch.cuda.get_device_name(self.torch_device) if self.torch_device.type == "cuda" else "cpu"
+
+    def cost_sizes(self, limits: Limits) -> CostSizes:
+        """Every number of rows that steps are padded to, and texts that are more than a cache between holds."""
+        return CostSizes(
+            rows=tuple(size for size in SIZES if size <= bucket(limits.max_rows, SIZES)),
+            most_tokens=limits.max_step_tokens,
+            short=whole_pages(64, limits.page_size),
+            long=whole_pages(min(2048, limits.max_model_len // 2), limits.page_size),
+            texts=min(8, limits.max_rows),
+            long_rows=min(64, limits.max_rows),
+            seconds=COST_SECONDS,
+            padded=True,
+        )
 
     def free_bytes(self, options: EngineOptions, model: Transformer) -> int:
         """What the options let this process take of the device, less what a step itself will need."""

@@ -1,0 +1,168 @@
+"""From timed steps to a table of costs: which steps are timed, in which order, and what stands between them.
+
+Knows a rehearsal and numbers; must never know a device or a drafter.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from overdrive.device.rehearsal import Rehearsal, Timed
+from overdrive.errors import OverdriveError
+from overdrive.policy.cost import CostTable
+
+Progress = Callable[[int, int], None]
+
+ROUNDS = (2, 3)
+"""Steps that are timed at each visit to a size, behind one that is not: five in all, some of them later."""
+
+FEWEST = 2
+"""Sizes that are timed however long they take: one alone tells nothing of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostSizes:
+    """Which steps a device wants timed.
+
+    rows: ascending. most_tokens: of one step, drafts included. short: positions before a row's newest token, wherever
+    context is not what is measured. long: where it is; `texts` rows have a text of their own then, which has to be
+    read first, and `long_rows` share them. seconds: about how long everything may take. padded: rows and tokens are
+    padded to those sizes, and fed whether or not drafts were offered.
+    """
+
+    rows: tuple[int, ...]
+    most_tokens: int
+    short: int
+    long: int
+    texts: int
+    long_rows: int
+    seconds: float
+    padded: bool
+
+
+def whole_pages(positions: int, page_size: int) -> int:
+    """The most of `positions` that fill pages, one page at least."""
+    return max(1, positions // page_size) * page_size
+
+
+@dataclass(slots=True)
+class Cell:
+    """Steps of so many rows and drafts, and what was found of them."""
+
+    rows: int
+    drafts: int
+    found: list[Timed] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of such a step."""
+        return self.rows * (self.drafts + 1)
+
+    @property
+    def draft(self) -> float:
+        """Seconds."""
+        return statistics.median(timed.draft for timed in self.found)
+
+    @property
+    def whole(self) -> float:
+        """Seconds."""
+        return statistics.median(timed.draft + timed.rest for timed in self.found)
+
+
+def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], progress: Progress) -> CostTable:
+    """The costs of steps with each of `plans` drafts, and with none. Raises OverdriveError where not two sizes fit."""
+    deadline = time.perf_counter() + sizes.seconds
+    steps = 1 + max(ROUNDS)
+    cells = [Cell(rows, drafts) for rows in sizes.rows for drafts in (0, *plans)]
+    cells = [c for c in cells if c.tokens <= sizes.most_tokens]
+    cells = [c for c in cells if rehearsal.fits(c.rows, c.drafts, steps, sizes.short, 1)]
+    cells.sort(key=lambda cell: (cell.tokens, cell.rows))
+    if len({cell.tokens for cell in cells}) < FEWEST:
+        raise OverdriveError("costs cannot be measured: rows, context and KV cache leave no room for it")
+    rehearsal.read(sizes.short, 1)
+    _visit(rehearsal, sizes, _coarse_first(cells), deadline, progress)
+    measured = [cell for cell in cells if cell.found]
+    return _table(measured, _context_cost(rehearsal, sizes, measured, deadline), sizes)
+
+
+def _coarse_first(cells: list[Cell]) -> list[Cell]:
+    """The two smallest, then every fourth, then those between: where time runs out, what was timed is spread out."""
+    order = (*range(FEWEST), *range(0, len(cells), 4), *range(2, len(cells), 4), *range(1, len(cells), 2))
+    return [cells[at] for at in dict.fromkeys(order) if at < len(cells)]
+
+
+def _visit(rehearsal: Rehearsal, sizes: CostSizes, cells: list[Cell], deadline: float, progress: Progress) -> None:
+    """Time every cell in turn, and all again; none that would take longer than what is left, but the first."""
+    for number, count in enumerate(ROUNDS):
+        for place, cell in enumerate(cells):
+            progress(number * len(cells) + place, len(ROUNDS) * len(cells))
+            expected = (1 + count) * _expected(cells, cell)
+            if time.perf_counter() + expected > deadline and (number or place >= FEWEST):
+                continue
+            cell.found += rehearsal.decode(cell.rows, cell.drafts, 1 + count, sizes.short, 1)[1:]
+    progress(1, 1)
+
+
+def _expected(cells: Iterable[Cell], cell: Cell) -> float:
+    """Seconds of a step of this cell at most, as smaller ones tell: never more than in proportion to its tokens."""
+    known = [other for other in cells if other.found and other.tokens <= cell.tokens]
+    nearest = max(known, key=lambda other: other.tokens, default=None)
+    return nearest.whole * cell.tokens / nearest.tokens if nearest else 0.0
+
+
+def _context_cost(rehearsal: Rehearsal, sizes: CostSizes, cells: Sequence[Cell], deadline: float) -> float:
+    """Seconds for each position that a step's rows attend to, by plain steps behind short and long texts."""
+    rows, steps = sizes.long_rows, 1 + max(ROUNDS)
+    largest = max(cells, key=lambda cell: cell.tokens)
+    reading = largest.whole / largest.tokens * sizes.texts * sizes.long
+    in_time = time.perf_counter() + reading < deadline + sizes.seconds
+    if not (in_time and rehearsal.fits(rows, 0, steps, sizes.long, sizes.texts)):
+        return 0.0  # what steps cost while serving will tell
+    short = rehearsal.decode(rows, 0, steps, sizes.short, 1)[1:]
+    rehearsal.read(sizes.long, sizes.texts)
+    long = rehearsal.decode(rows, 0, steps, sizes.long, sizes.texts)[1:]
+    more = statistics.median(t.rest for t in long) - statistics.median(t.rest for t in short)
+    return max(0.0, more / (rows * (sizes.long - sizes.short)))
+
+
+def _table(cells: Sequence[Cell], context_cost: float, sizes: CostSizes) -> CostTable:
+    """The grids. Sizes that several cells have, such as 4 rows of 1 token and 1 row of 4, are taken together."""
+    found: dict[int, list[float]] = {}
+    for cell in cells:
+        for timed in cell.found:
+            found.setdefault(timed.tokens, []).append(max(timed.rest / 2, timed.rest - context_cost * timed.context))
+    tokens = sorted(found)
+    bare = np.array([statistics.median(found[n]) for n in tokens])
+    contexts = [0, sizes.long_rows * sizes.long]
+    drafting = [cell for cell in cells if cell.drafts]
+    ks, rows = sorted({cell.drafts for cell in drafting}), sorted({cell.rows for cell in drafting})
+    return CostTable(
+        tokens,
+        contexts,
+        bare[:, None] + context_cost * np.array(contexts),
+        rows,
+        ks,
+        _draft_grid({(cell.drafts, cell.rows): cell.draft for cell in drafting}, ks, rows),
+        sizes.rows if sizes.padded else (),
+        tokens[-1] if sizes.padded else 0,
+    )
+
+
+def _draft_grid(found: dict[tuple[int, int], float], ks: Sequence[int], rows: Sequence[int]) -> np.ndarray:
+    """[ks, rows] seconds. What was not timed grows with K as it does for fewer rows."""
+    grid = np.zeros((len(ks), len(rows)))
+    for i, k in enumerate(ks):
+        for j, row in enumerate(rows):
+            if (k, row) in found:
+                grid[i, j] = found[k, row]
+            elif not i:  # nothing of fewer drafts either
+                grid[i, j] = grid[i, j - 1] * row / rows[j - 1] if j else 0.0
+            else:
+                growth = grid[i, j - 1] / grid[i - 1, j - 1] if j and grid[i - 1, j - 1] else k / ks[i - 1]
+                grid[i, j] = grid[i - 1, j] * growth
+    return grid
