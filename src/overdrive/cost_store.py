@@ -34,7 +34,7 @@ class CostStore:
         """The table of this key; None where there is none, or none that can be trusted."""
         try:
             stored = json.loads(self.path(key).read_text(encoding="utf-8"))
-            return CostTable.from_dict(stored, dict(key))
+            return CostTable.from_dict(stored, dict(key)) if isinstance(stored, dict) else None
         except (OSError, OverdriveError, ValueError, KeyError, TypeError):
             return None
 

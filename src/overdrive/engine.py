@@ -20,7 +20,7 @@ from overdrive.device.parallel.muster import muster
 from overdrive.device.parallel.ranks import Ranks
 from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
-from overdrive.gears import Gears, open_gears, settle_drafts
+from overdrive.gears import Gears, Site, open_gears, settle_drafts
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
@@ -184,7 +184,8 @@ def _build(
     runner = device.open_runner(parts, stream, progress)
     company.await_ready()
     led = company.lead(runner)
-    gears = Gears(controller) if controller else open_gears(setting)
+    site = Site(loaded, choice, device, limits, n_pages, options)
+    gears = Gears(controller) if controller else open_gears(setting, runner.sources, led, site, progress)
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, drafts))
     committer = Committer(scheduler, meter.counts, meter.add)

@@ -1,13 +1,73 @@
-"""Who decides how much every step drafts, from options to a controller. Knows options; must never know requests."""
+"""Who decides how much every step drafts, from options to a controller that knows what steps cost on this machine.
+
+Knows options, a device's runner and where costs are kept; must never know requests.
+"""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from overdrive.config import DraftOptions
+import torch
+
+from overdrive import __version__
+from overdrive.config import DraftOptions, EngineOptions
+from overdrive.cost_store import CostStore, Key
+from overdrive.device.base import Device, Progress
+from overdrive.device.costs import CostSizes, measure_costs
+from overdrive.device.rehearsal import Rehearsal
+from overdrive.draft import Choice
+from overdrive.draft.eagle3.shipped import fingerprint
+from overdrive.loop import F, Runner
+from overdrive.model.smollm2 import cache_folder
+from overdrive.model.weights import Loaded
 from overdrive.policy.controller import Controller, FixedDrafts
+from overdrive.policy.cost import CostTable
+from overdrive.policy.estimator import AcceptanceEstimator
+from overdrive.policy.gearbox import Gearbox
 from overdrive.policy.setting import Setting, parse_setting
+from overdrive.scheduler import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What costs depend on: a model with its drafter on a device, under an engine's limits. n_pages: the scratch page
+    included."""
+
+    loaded: Loaded
+    choice: Choice
+    device: Device
+    limits: Limits
+    n_pages: int
+    options: EngineOptions
+
+    @property
+    def sizes(self) -> CostSizes:
+        """The steps that the device wants timed."""
+        return self.device.cost_sizes(self.limits)
+
+    def key(self, plans: tuple[int, ...]) -> Key:
+        """Everything by which costs may differ."""
+        target, options = self.loaded.transformer, self.options
+        config = target.config
+        shape = f"{config.layers} x {config.hidden}, {config.vocab} tokens"
+        return {
+            "overdrive": __version__,
+            "torch": torch.__version__,
+            "machine": platform.node(),
+            "device": self.device.name,
+            "ranks": options.device.tensor_parallel,
+            "threads": self.device.threads,
+            "lookahead": self.device.lookahead,
+            "graphs": str(options.device.graphs),
+            "model": f"{self.loaded.config.architecture}, {shape}, {fingerprint(target.final_norm)[:16]}",
+            "precision": f"{options.model.precision}, deterministic {options.model.deterministic}",
+            "drafter": f"{self.choice.name} {self.choice.model}".strip(),
+            "plans": ",".join(map(str, plans)),
+            "limits": str(self.limits),
+            "sizes": str(self.sizes),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +87,28 @@ def settle_drafts(options: DraftOptions) -> DraftOptions:
     return replace(options, drafts=setting.drafts)
 
 
-def open_gears(setting: Setting) -> Gears:
-    """The controller of a setting."""
-    # The gear box is still a form without content: until it decides, auto drafts as much as it may.
-    return Gears(FixedDrafts(setting.drafts))
+def open_gears(setting: Setting, sources: tuple[str, ...], runner: Runner[F], site: Site, progress: Progress) -> Gears:
+    """The controller of a setting, before the first request: costs that are not stored are measured with `runner`.
+
+    sources: those who may write a row's drafts.
+    """
+    if setting.rule != "auto" or not setting.drafts:
+        return Gears(FixedDrafts(setting.drafts))
+    costs, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
+    report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
+    return Gears(Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans), report)
+
+
+def find_costs(
+    plans: tuple[int, ...], runner: Runner[F], site: Site, store: CostStore, progress: Progress
+) -> tuple[CostTable, Literal["measured", "stored"]]:
+    """The costs of steps with each of `plans` drafts, and with none."""
+    key = site.key(plans)
+    stored = store.load(key)
+    if stored is not None:
+        return stored, "stored"
+    vocab, padded = site.loaded.config.vocab, site.sizes.padded
+    rehearsal = Rehearsal(runner, site.limits, site.n_pages, vocab, site.device.lookahead, padded)
+    costs = measure_costs(rehearsal, site.sizes, plans, lambda done, total: progress("costs", done, total))
+    store.save(key, costs)
+    return costs, "measured"

@@ -1,0 +1,73 @@
+"""The gear box as controller: it changes K all the time here, and the text never depends on it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from overdrive.policy.controller import LoadView
+from overdrive.policy.cost import CostTable
+from overdrive.policy.estimator import AcceptanceEstimator
+from overdrive.policy.gearbox import Gearbox
+from overdrive.types import Outcome, Plan, Step
+
+from .lazy import LazyStream
+from .padded_engine import choices, padded_bench
+from .test_engine_laws import check, random_requests
+from .tiny_drafters import DRAFTERS
+from .tiny_engine import tiny_bench
+
+KS = (1, 2, 3, 5, 7)
+
+
+class RestlessGearbox(Gearbox):
+    """A gear box in a world whose costs never stay as they are. drafts: the Ks it chose."""
+
+    def __init__(self, rng: random.Random) -> None:
+        steps = np.array([[1.0], [1.2], [1.3], [2.0]])
+        drafts = np.array([[0.05 * k, 0.06 * k] for k in KS])
+        costs = CostTable([1, 4, 16, 64], [0], steps, [1, 5], KS, drafts)
+        super().__init__(costs, AcceptanceEstimator(("ngram", "other"), KS[-1]), KS)
+        self._rng = rng
+        self.drafts: set[int] = set()
+
+    def choose(self, view: LoadView) -> Plan:
+        plan = super().choose(view)
+        self.drafts.add(plan.drafts)
+        return plan
+
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        a, b, c, d = (self._rng.choice([0.01, 1.0, 5.0]) for _ in range(4))
+        super().observe(step, replace(outcome, seconds=(a, b, c, d)))
+        for _ in range(20):
+            self.costs.correct(self._rng.choice([1, 4, 16, 64]), 0, self._rng.choice([0.1, 10.0]))
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "eagle3", "ngram+eagle3"])
+def test_text_does_not_depend_on_the_gear_box(drafter: str) -> None:
+    chosen: set[int] = set()
+    for seed in range(6):
+        rng = random.Random(seed)
+        gearbox = RestlessGearbox(rng)
+        lookahead = rng.choice([0, 1])
+        b = tiny_bench(LazyStream(rng), gearbox, DRAFTERS[drafter], n_pages=rng.choice([30, 120]), lookahead=lookahead)
+        requests = random_requests(rng, 6)
+        for request in requests:
+            b.scheduler.submit(request)
+        b.run()
+        check(b, requests)
+        chosen |= gearbox.drafts
+    assert len(chosen) > 2  # or the law was never put to the test
+
+
+def test_text_of_padded_steps_does_not_depend_on_the_gear_box() -> None:
+    rng = random.Random(7)
+    b = padded_bench(LazyStream(rng), RestlessGearbox(rng), choices()["ngram+eagle3"])
+    requests = random_requests(rng, 8)
+    for request in requests:
+        b.scheduler.submit(request)
+    b.run()
+    check(b, requests)
