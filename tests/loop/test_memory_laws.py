@@ -27,7 +27,8 @@ class ScarceStream(LazyStream):
 
     def launch(self, work: Callable[[], None]) -> None:
         if self._rng.random() >= self._share:
-            return super().launch(work)
+            super().launch(work)
+            return
         self.failed += 1
         late = self._rng.random() < 0.5
 
