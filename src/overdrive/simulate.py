@@ -24,10 +24,22 @@ from overdrive.policy.simulation.loads import Load, parse_load
 from overdrive.policy.simulation.traces import read_trace
 
 CAVEAT = (
-    "simulated: costs and acceptance are models, no machine was measured. switches: changes of K per 1,000 steps; "
-    "recovery: steps after the worst flip; ms: time per output token"
+    "simulated: costs and acceptance are models, no machine was measured. switches and probes: "
+    "changes of K, and steps that try one, per 1,000; recovery: steps after the worst flip; p50, p99: ms per output token"
 )
-COLUMNS = ("controller", "tokens/s", "regret", "/best K", "/K=0", "switches", "recovery", "K", "p50 ms", "p99 ms")
+COLUMNS = (
+    "controller",
+    "tokens/s",
+    "regret",
+    "/best",
+    "/K=0",
+    "switches",
+    "probes",
+    "recovery",
+    "K",
+    "p50 ms",
+    "p99 ms",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +110,7 @@ def _table(found: Comparison) -> Table:
     title = (
         f"{found.machine}, {found.acceptance}, {found.load} (simulated; best fixed K in hindsight: {found.best_fixed})"
     )
-    table = Table(*COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(*COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for figures in found.figures:
@@ -114,8 +126,8 @@ def _cells(figures: Figures) -> tuple[str, ...]:
         f"{figures.of_best:.3f}",
         f"{figures.of_off:.3f}",
         f"{figures.switches:.0f}",
+        f"{figures.probes:.0f}",
         f"{figures.recovery}" if figures.recovery >= 0 else "-",
         f"{figures.mean_drafts:.2f}",
-        f"{figures.token_ms[0]:.1f}",
-        f"{figures.token_ms[2]:.1f}",
+        *(f"{ms:.1f}" if ms else "-" for ms in figures.token_ms[::2]),
     )

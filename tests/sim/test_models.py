@@ -90,10 +90,14 @@ def test_switches_and_recovery_are_counted_from_steps() -> None:
     run = Run()
     for i in range(400):
         late = 100 <= i < 160  # sixty steps after the flip it still wastes half
-        run.step(drafts=3 if late else 0, decode_rows=1, tokens=1, seconds=1.0, done=i / 400, loss=0.5 * late)
-        run.step(drafts=-1, decode_rows=0, tokens=0, seconds=9.0, done=i / 400, loss=0.0)
-    assert run.switches == 1000 * 2 / 400
+        run.step(
+            drafts=3 if late else 0, rule="gear", decode_rows=1, tokens=1, seconds=1.0, done=i / 400, loss=0.5 * late
+        )
+        run.step(drafts=-1, rule="idle", decode_rows=0, tokens=0, seconds=9.0, done=i / 400, loss=0.0)
+    assert (run.switches, run.probes) == (1000 * 2 / 400, 0)
     assert run.shares == {0: 340 / 400, 3: 60 / 400}
+    run.step(drafts=1, rule="probe", decode_rows=1, tokens=1, seconds=1.0, done=1.0, loss=0.0)
+    assert (round(run.switches, 9), run.probes) == (1000 * 2 / 400, 1000 / 401)
     assert run.recoveries((0.25, 0.75)) == [60 - SPAN * 3 // 50, 0]
     assert run.recoveries(()) == []
 

@@ -21,7 +21,7 @@ from overdrive.policy.simulation.loads import Load
 from overdrive.policy.simulation.luck import accepted, kind_of
 from overdrive.policy.simulation.record import Run
 from overdrive.policy.simulation.rows import WINDOW, Rows
-from overdrive.policy.simulation.truth import Truth
+from overdrive.policy.simulation.truth import Situation, Truth
 from overdrive.policy.simulation.view import view_of
 from overdrive.types import Outcome, Plan, Row, Step, Why
 
@@ -137,10 +137,15 @@ class Engine:
         """Ask the controller, after telling the truth to those who judge."""
         prefill = min(wanted, self._world.machine.max_step_tokens - len(decode))
         if len(decode):
-            kinds = np.bincount(self._rows.kind[decode], minlength=len(rates))
-            behind = int(np.minimum(self._rows.behind[decode], WINDOW).sum())
-            left = int((self._rows.output - self._rows.made)[decode].sum())
-            self._truth.see(kinds, rates, context, prefill, behind, left)
+            self._truth.now = Situation(
+                self._world.machine,
+                kinds=np.bincount(self._rows.kind[decode], minlength=len(rates)),
+                rates=rates,
+                context=context,
+                prefill=prefill,
+                behind=int(np.minimum(self._rows.behind[decode], WINDOW).sum()),
+                left=int((self._rows.output - self._rows.made)[decode].sum()),
+            )
         plan = self._controller.choose(view_of(self._rows, decode, prefill, self._world.acceptance.sampled))
         return plan if len(decode) else IDLE
 
@@ -200,9 +205,11 @@ class Engine:
         requests = rows.request[slots]
         self._clock += seconds
         k = min(step.plan.drafts, MOST)
-        loss = self._truth.loss(k) if decode_rows else 0.0
+        loss = self._truth.now.loss(k) if decode_rows and self._world.acceptance.flips else 0.0
         done = self._made / self._world.load.work
-        self._run.step(k if decode_rows else -1, decode_rows, int(useful.sum()), seconds, done, loss)
+        self._run.step(
+            k if decode_rows else -1, step.plan.why.rule, decode_rows, int(useful.sum()), seconds, done, loss
+        )
         self._run.tell(requests, rows.made[slots], useful, rows.output[slots], self._clock)
         rows.launch(slots, useful, outcome)
         self._made += int(useful.sum())

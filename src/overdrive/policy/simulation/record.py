@@ -8,6 +8,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+PROBE = "probe"
+"""The rule of a step that tries a K for one step, to learn."""
+
 RECOVERED = 0.03
 """A controller has recovered when it wastes no more than this share of its steps ..."""
 SPAN = 25
@@ -15,14 +18,16 @@ SPAN = 25
 
 
 class Run:
-    """Filled by the engine, in order. Lists over steps: drafts (K planned; -1 without decode rows), decode_rows, tokens
-    (output), seconds, done (share of the work before it), loss (share of it wasted against the best plan).
+    """Filled by the engine, in order. Lists over steps: drafts (K planned; -1 without decode rows), rules (who planned
+    it so), decode_rows, tokens (output), seconds, done (share of the work before it), loss (share of it wasted against
+    the best plan; 0 where acceptance never flips).
 
     arrivals, firsts, ends: by request, clock in seconds; nan for what has not happened. lengths: of finished answers.
     """
 
     def __init__(self) -> None:
         self.drafts: list[int] = []
+        self.rules: list[str] = []
         self.decode_rows: list[int] = []
         self.tokens: list[int] = []
         self.seconds: list[float] = []
@@ -55,9 +60,12 @@ class Run:
             self.ends[requests[i]] = clock
             self.lengths[requests[i]] = int(output[i])
 
-    def step(self, drafts: int, decode_rows: int, tokens: int, seconds: float, done: float, loss: float) -> None:
+    def step(
+        self, drafts: int, rule: str, decode_rows: int, tokens: int, seconds: float, done: float, loss: float
+    ) -> None:
         """A step has run."""
         self.drafts.append(drafts)
+        self.rules.append(rule)
         self.decode_rows.append(decode_rows)
         self.tokens.append(tokens)
         self.seconds.append(seconds)
@@ -71,9 +79,14 @@ class Run:
 
     @property
     def switches(self) -> float:
-        """Changes of K per 1,000 steps with decode rows. A probe is two."""
-        drafts = np.array([k for k in self.drafts if k >= 0])
+        """Changes of K per 1,000 steps with decode rows, but for single steps that try another K."""
+        drafts = [k for k, rule in zip(self.drafts, self.rules, strict=True) if k >= 0 and rule != PROBE]
         return 1000 * int(np.count_nonzero(np.diff(drafts))) / max(1, len(drafts))
+
+    @property
+    def probes(self) -> float:
+        """Steps that try another K, per 1,000 steps with decode rows."""
+        return 1000 * self.rules.count(PROBE) / max(1, sum(k >= 0 for k in self.drafts))
 
     @property
     def shares(self) -> dict[int, float]:
