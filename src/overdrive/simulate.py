@@ -24,22 +24,10 @@ from overdrive.policy.simulation.loads import Load, parse_load
 from overdrive.policy.simulation.traces import read_trace
 
 CAVEAT = (
-    "simulated: costs and acceptance are models, no machine was measured. switches and probes: "
-    "changes of K, and steps that try one, per 1,000; recovery: steps after the worst flip; p50, p99: ms per output token"
+    "simulated: costs and acceptance are models, no machine was measured. switches, probes: changes of K, and "
+    "steps that try one, per 1,000; recovery: steps after the worst flip; p50, p99: ms per output token"
 )
-COLUMNS = (
-    "controller",
-    "tokens/s",
-    "regret",
-    "/best",
-    "/K=0",
-    "switches",
-    "probes",
-    "recovery",
-    "K",
-    "p50 ms",
-    "p99 ms",
-)
+COLUMNS = ("controller", "tokens/s", "regret", "/best", "/K=0", "switches", "probes", "recovery", "K", "p50", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
