@@ -5,9 +5,9 @@ Run: PYTHONPATH=src python benchmarks/auto.py PROMPTS [--rows 1 4 16] [--fixed 0
 
 PROMPTS: JSON lines with "prompt", "messages" or "turns" in each. One engine for each arm in one process, all answering
 the same prompts, a block of steps each in turn, in an order that turns too: a machine whose speed changes changes all
-arms alike. Whenever an answer ends the next prompt takes its row, so prompts are read within the blocks as well. An
-arm's speed in a block is its committed tokens over the block's time; its ratio is the speed over that of the first
-arm's block in the same turn. The regret is auto's median speed against the best fixed arm's.
+arms alike. Whenever an answer ends the next prompt takes its row, so prompts are read within the blocks as well, and
+blocks differ by that. An arm's speed is all its committed tokens over all its time; quartiles are of its blocks' speeds
+over those of the first arm's in the same turn. Auto is told by its speed over that of the best fixed arm.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -37,10 +38,21 @@ WARM = 2  # blocks of an arm that are not counted: estimates and caches settle
 
 @dataclass
 class Found:
-    """Of an arm at some number of rows: speeds of every block, and steps by their K."""
+    """Of an arm at some number of rows: tokens and seconds of every block, and steps by their K."""
 
-    speeds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     plans: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    def over(self, base: Found) -> list[float]:
+        """Speeds of the blocks over those of `base`, less one."""
+        mine, other = (np.divide(found.tokens, found.seconds) for found in (self, base))
+        return list(mine / other - 1)
 
 
 @dataclass
@@ -61,15 +73,15 @@ class Arm:
             self.engine.submit(f"r{number}", self.prompts[number % len(self.prompts)], self.params)
             self.running += 1
 
-    def block(self, rows: int, steps: int) -> float:
-        """Tokens a second over so many steps."""
+    def block(self, rows: int, steps: int) -> tuple[int, float]:
+        """Tokens and seconds of so many steps."""
         tokens, started = 0, time.perf_counter()
         for _ in range(steps):
             self.fill(rows)
             deltas = self.engine.advance()
             tokens += sum(len(delta.tokens) for delta in deltas)
             self.running -= sum(delta.finish is not None for delta in deltas)
-        return tokens / (time.perf_counter() - started)
+        return tokens, time.perf_counter() - started
 
     def end(self) -> None:
         self.engine.abort_all(Finish(FinishReason.ABORT))
@@ -109,9 +121,10 @@ def measure(arms: Sequence[Arm], rows: int, args: argparse.Namespace, found: dic
         shift = turn % len(arms)
         for arm in (*arms[shift:], *arms[:shift]):
             before = arm.engine.stats().plans
-            speed = arm.block(rows, args.block)
+            tokens, seconds = arm.block(rows, args.block)
             if turn >= WARM:
-                found[arm.name].speeds.append(speed)
+                found[arm.name].tokens.append(tokens)
+                found[arm.name].seconds.append(seconds)
                 plans = Counter(dict(enumerate(arm.engine.stats().plans)))
                 found[arm.name].plans += plans - Counter(dict(enumerate(before)))
     for arm in arms:
@@ -150,16 +163,15 @@ def show(found: dict[int, dict[str, Found]], args: argparse.Namespace) -> None:
         table.add_column(name, justify="left" if name in ("arm", "steps by K") else "right")
     console = Console(width=120)
     for rows, arms in found.items():
-        base = next(iter(arms.values())).speeds
+        base = next(iter(arms.values()))
         for name, arm in arms.items():
-            ratios = [a / b - 1 for a, b in zip(arm.speeds, base, strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4)
+            low, _, high = statistics.quantiles(arm.over(base), n=4)
             plans = " ".join(f"{k}:{count}" for k, count in sorted(arm.plans.items()))
-            speed = f"{statistics.median(arm.speeds):.1f}"
-            table.add_row(str(rows), name, speed, f"{middle:+.1%}", f"{low:+.1%} .. {high:+.1%}", plans)
-        speeds = {name: statistics.median(arm.speeds) for name, arm in arms.items()}
-        best = max((name for name in speeds if name != "auto"), key=lambda name: speeds[name])
-        console.print(f"{rows} rows: auto is {speeds['auto'] / speeds[best] - 1:+.1%} of the best fixed arm, {best}")
+            ratio = f"{arm.speed / base.speed - 1:+.1%}"
+            table.add_row(str(rows), name, f"{arm.speed:.1f}", ratio, f"{low:+.1%} .. {high:+.1%}", plans)
+        best = max((name for name in arms if name != "auto"), key=lambda name: arms[name].speed)
+        gain = arms["auto"].speed / arms[best].speed - 1
+        console.print(f"{rows} rows: auto is {gain:+.1%} of the best fixed arm, {best}")
     console.print(table)
 
 

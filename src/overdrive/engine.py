@@ -187,7 +187,7 @@ def _build(
     site = Site(loaded, choice, device, limits, n_pages, options)
     gears = Gears(controller) if controller else open_gears(setting, runner.sources, led, site, progress)
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
-    meter = Meter(DraftCounts(runner.sources, drafts))
+    meter = Meter(DraftCounts(runner.sources, drafts), gears.errors)
     committer = Committer(scheduler, meter.counts, meter.add)
     watches = (trace.add,) if trace else ()
     loop = Loop(scheduler, gears.controller, led, committer, device.lookahead, watches)

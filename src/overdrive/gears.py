@@ -6,6 +6,7 @@ Knows options, a device's runner and where costs are kept; must never know reque
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -72,11 +73,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Gears:
-    """A controller, and the costs it weighs as a report has them: the table, its key and its "origin", measured or
-    stored; empty where nothing is weighed."""
+    """A controller, and what can be told of what it weighs, which is nothing where it weighs nothing.
+
+    costs: the table, its key and its "origin", measured or stored. errors: by position, the share of drafts accepted
+    lately less the share that was expected.
+    """
 
     controller: Controller
     costs: dict[str, Any] = field(default_factory=dict)
+    errors: Callable[[], list[float]] = list
 
 
 def settle_drafts(options: DraftOptions) -> DraftOptions:
@@ -96,7 +101,8 @@ def open_gears(setting: Setting, sources: tuple[str, ...], runner: Runner[F], si
         return Gears(FixedDrafts(setting.drafts))
     costs, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
     report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
-    return Gears(Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans), report)
+    estimator = AcceptanceEstimator(sources, setting.drafts)
+    return Gears(Gearbox(costs, estimator, setting.plans), report, lambda: estimator.calibration.tolist())
 
 
 def find_costs(

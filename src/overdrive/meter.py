@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from overdrive.policy.acceptance import KEYS, DraftCounts
 from overdrive.types import Outcome, Plan, Step, Why
@@ -12,8 +13,10 @@ from overdrive.wire import DraftStats, PlanStats
 class Meter:
     """Counters since the start."""
 
-    def __init__(self, counts: DraftCounts) -> None:
+    def __init__(self, counts: DraftCounts, errors: Callable[[], list[float]] = list) -> None:
+        """errors: as in `Gears`."""
         self.counts = counts
+        self._errors = errors
         self.seconds = [0.0] * 4
         self.plans: Counter[int] = Counter()
         self.rules: Counter[str] = Counter()
@@ -44,6 +47,7 @@ class Meter:
             runner_up=why.runner_up,
             runner_up_score=why.runner_up_score,
             rules=dict(self.rules),
+            acceptance_errors=self._errors(),
             tokens_expected=self._expected[0],
             tokens_found=self._found[0],
             seconds_expected=self._expected[1],

@@ -179,8 +179,9 @@ class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
     """Plans and what was expected of them.
 
     drafts to runner_up_score: of the newest settled step, as in `types.Plan` and `types.Why`. rules: steps by the rule
-    that decided. tokens_, seconds_expected and _found: sums over the steps without prompts of whose plan something was
-    expected.
+    that decided. acceptance_errors: by position, the share of drafts accepted lately less the share that was expected;
+    empty where nothing is. tokens_, seconds_expected and _found: sums over the steps without prompts of whose plan
+    something was expected.
     """
 
     drafts: int = 0
@@ -190,6 +191,7 @@ class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
     runner_up: int = 0
     runner_up_score: float = 0.0
     rules: dict[str, int] = {}
+    acceptance_errors: list[float] = []
     tokens_expected: float = 0.0
     tokens_found: float = 0.0
     seconds_expected: float = 0.0

@@ -28,6 +28,7 @@ from overdrive.wire import (
     Failed,
     Loading,
     Logprobs,
+    PlanStats,
     Ready,
     Stats,
     Stop,
@@ -72,6 +73,9 @@ STATS = Stats(
         DraftStats(source="eagle3", key="sampled", rounds=3, offered=[3, 3], reached=[3, 0], accepted=[0, 0]),
     ],
     plans=[5, 0, 0, 7],
+    planning=PlanStats(
+        rules={"gear": 11, "prefill": 1}, acceptance_errors=[0.0, -0.125], seconds_expected=0.5, seconds_found=0.25
+    ),
 )
 Script = Callable[[Submit], Iterator[Tokens]]
 

@@ -49,6 +49,10 @@ def test_metrics_carry_the_engines_statistics(http):
     assert metric(text, 'overdrive_draft_tokens_total{key="greedy",source="ngram"}') == 4 + 3
     assert metric(text, 'overdrive_draft_rounds_total{key="greedy",source="eagle3"}') == 0
     assert metric(text, 'overdrive_plans_total{drafts="3"}') == 7
+    assert metric(text, 'overdrive_plan_rules_total{rule="gear"}') == 11
+    assert metric(text, "overdrive_plan_expected_seconds_total") == 0.5
+    assert metric(text, "overdrive_plan_found_seconds_total") == 0.25
+    assert metric(text, 'overdrive_acceptance_error{position="1"}') == -0.125
     assert metric(text, 'overdrive_launch_seconds_total{launch="forward"}') == 0
 
 

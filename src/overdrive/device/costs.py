@@ -31,7 +31,8 @@ class CostSizes:
 
     rows: ascending. most_tokens: of one step, drafts included. short: positions before a row's newest token, wherever
     context is not what is measured. long: where it is; `texts` rows have a text of their own then, which has to be
-    read first, and `long_rows` share them. seconds: about how long everything may take. padded: rows and tokens are
+    read first, and `long_rows` share them. seconds: about how long the others may take;
+    context may take half as long again. padded: rows and tokens are
     padded to those sizes, and fed whether or not drafts were offered.
     """
 
@@ -120,7 +121,7 @@ def _context_cost(rehearsal: Rehearsal, sizes: CostSizes, cells: Sequence[Cell],
     rows, steps = sizes.long_rows, 1 + max(ROUNDS)
     largest = max(cells, key=lambda cell: cell.tokens)
     reading = largest.whole / largest.tokens * sizes.texts * sizes.long
-    in_time = time.perf_counter() + reading < deadline + sizes.seconds
+    in_time = time.perf_counter() + reading < deadline + sizes.seconds / 2
     if not (in_time and rehearsal.fits(rows, 0, steps, sizes.long, sizes.texts)):
         return 0.0  # what steps cost while serving will tell
     short = rehearsal.decode(rows, 0, steps, sizes.short, 1)[1:]

@@ -101,6 +101,11 @@ class EngineCollector(Collector):
         for rule, value in stats.planning.rules.items():
             rules.add_metric([rule], value)
         yield rules
+        about = "Share of drafts accepted lately less the share that was expected, by position."
+        errors = GaugeMetricFamily("overdrive_acceptance_error", about, labels=["position"])
+        for position, value in enumerate(stats.planning.acceptance_errors):
+            errors.add_metric([str(position)], value)
+        yield errors
 
 
 def _drafts(stats: Stats) -> Iterator[Metric]:
