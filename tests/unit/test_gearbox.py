@@ -66,7 +66,7 @@ def best_score(costs: CostTable, view: LoadView, rate: float) -> dict[int, float
 def test_the_best_number_of_drafts_is_found_wherever_it_is(rate: float, rows: int, context: int) -> None:
     view = steady(rows, context=context)
     scores = best_score(staircase(), view, rate)
-    k = settle(Gearbox(staircase(), Told(told(rate)), PLANS), view)
+    k = settle(Gearbox(staircase(), Told(told(rate)), PLANS), view, 800)  # catching up may cost some steps, at 0.5 %
     assert scores[k] >= 0.995 * max(scores.values())
 
 
@@ -86,17 +86,20 @@ def test_what_is_given_up_against_plain_decode_stays_below_half_a_step(spans: li
     """By its own estimates, between two changes of K, however load and acceptance jump."""
     told_to = Told(told(0.5))
     costs = staircase()
-    box, given_up, switches = Gearbox(costs, told_to, PLANS), 0.0, 0
+    box, given_up, longest, switches = Gearbox(costs, told_to, PLANS), 0.0, 0.0, 0
     for rows, rate, steps in spans:
         told_to.told = np.array(told(rate))
         for _ in range(steps):
             (plan,) = advance(box, steady(rows))
-            if plan.why.rule != "gear":
+            if box.switches != switches:
+                given_up, longest, switches = 0.0, 0.0, box.switches
                 continue
-            given_up, switches = (0.0, box.switches) if box.switches != switches else (given_up, switches)
+            if plan.why.rule == "probe":
+                continue
             alone = rows / costs.step(rows, rows * 500)
             given_up = max(0.0, given_up + plan.why.expected_seconds - plan.why.expected_tokens / alone)
-            assert given_up <= plan.why.expected_seconds / 2 * (1 + 1e-9)
+            longest = max(longest, plan.why.expected_seconds)
+            assert given_up <= longest / 2 * (1 + 1e-9)
 
 
 def test_a_lasting_gain_of_one_percent_is_taken_within_100_steps() -> None:
@@ -141,7 +144,7 @@ def test_no_more_is_expected_than_rows_can_take(caps: list[int], rate: float) ->
 def test_prompts_are_no_decode_rows(rows: int) -> None:
     """Where a token more costs nothing, K does not depend on how many prompt tokens there are; no row, no drafts."""
     beside = {settle(Gearbox(flat(0.02), Told(told(0.7)), PLANS), steady(rows, n)) for n in (1, 300, 1000)}
-    assert len(beside) == 1 and min(beside) >= 5
+    assert len(beside) == 1 and min(beside) >= 3
     assert gearbox().choose(LoadView(0, 900, 0)) == Plan(0, Why(rule="prefill"))
 
 

@@ -25,8 +25,13 @@ from overdrive.types import Outcome, Plan, Row, Step, Why
 PROBE_BUDGET = 0.0025
 """Share of the tokens that trying a larger K may cost."""
 
-RAREST_PROBE, OFTENEST_PROBE = 2000, 16
-"""Steps between two probes, at most and at least."""
+RAREST_PROBE, OFTENEST_PROBE, OFTENEST_AT_ZERO = 2000, 100, 16
+"""Steps between two probes, at most and at least. At K = 0 nothing else tells that drafts are right again; above, what
+is accepted of fewer drafts tells of more."""
+
+CHANGE, CHANGE_WITH_DRAFTS = 0.5, 0.1
+"""Steps that a change to or from K = 0 is taken to cost, and one between others. Those cost a device nothing: the
+second only keeps an estimate's noise out."""
 
 PACE_STEPS = 200
 """Steps over which decoding beside prompts is compared with decoding alone."""
@@ -146,18 +151,23 @@ class Gearbox(Controller):
         now = prospects[self._current]
         gains = [(one.value - now.value) / pace for one in prospects]
         self._evidence = [max(0.0, gained + gain) for gained, gain in zip(self._evidence, gains, strict=True)]
-        most = max(self._evidence)
-        best = self._evidence.index(most)
-        if most > self._seconds_to_change(now, rows) and gains[best] > 0:
-            self._current = best
+        exceeding = [
+            gained - self._seconds_to_change(now, one, rows) if gain > 0 else 0.0
+            for gained, gain, one in zip(self._evidence, gains, prospects, strict=True)
+        ]
+        most = max(exceeding)
+        if most > 0:
+            self._current = exceeding.index(most)
             self._evidence = [0.0] * len(self._ks)
             self._credit = 0.0
             self.switches += 1
 
-    def _seconds_to_change(self, now: Prospect, rows: int) -> float:
-        """Half a step's; when leaving K = 0, those of the drafter's catching up where that takes longer."""
+    def _seconds_to_change(self, now: Prospect, other: Prospect, rows: int) -> float:
+        """A share of a step; when leaving K = 0, the drafter's catching up where that takes longer."""
+        if now.drafts and other.drafts:
+            return CHANGE_WITH_DRAFTS * now.seconds
         caught_up = 0.0 if now.drafts else self._lag.seconds(rows, self._since_drafts)
-        return max(now.seconds / 2, caught_up)
+        return max(CHANGE * now.seconds, caught_up)
 
     def _probes(self, prospects: Sequence[Prospect], pace: float, view: LoadView) -> bool:
         """Whether this step tries the next larger K, so that acceptance there is known: when it can be afforded.
@@ -173,7 +183,8 @@ class Gearbox(Controller):
         if not now.drafts:
             loss += pace * self._lag.seconds(view.decode_rows, self._since_drafts)
         loss *= (2 if view.prefill_tokens else 1) / now.tokens
-        if self._credit < min(max(loss, OFTENEST_PROBE * PROBE_BUDGET), RAREST_PROBE * PROBE_BUDGET):
+        soonest = OFTENEST_PROBE if now.drafts else OFTENEST_AT_ZERO
+        if self._credit < min(max(loss, soonest * PROBE_BUDGET), RAREST_PROBE * PROBE_BUDGET):
             return False
         self._credit = 0.0
         self.probes += 1
