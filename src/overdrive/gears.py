@@ -55,7 +55,7 @@ class Site:
         shape = f"{config.layers} x {config.hidden}, {config.vocab} tokens"
         return {
             "overdrive": __version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "machine": platform.node(),
             "device": self.device.name,
             "ranks": options.device.tensor_parallel,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from overdrive.config import DraftOptions, EngineOptions, MemoryOptions, ModelOptions, SchedulerOptions
@@ -39,6 +40,7 @@ def test_auto_measures_once_and_answers_as_every_other_setting(tmp_path: Path, m
         labels.append([])
         one = engine(speculation, labels[-1])
         origins.append(one.info.costs.get("origin"))
+        assert msgspec.json.decode(msgspec.json.encode(one.info))["speculation"] == speculation
         assert one.stats().pages_used == one.stats().pages_cached == 0
         found.append(texts(one))
         rules = one.stats().planning.rules

@@ -5,7 +5,6 @@ Knows a rehearsal and numbers; must never know a device or a drafter.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +50,12 @@ def whole_pages(positions: int, page_size: int) -> int:
     return max(1, positions // page_size) * page_size
 
 
+def typical(seconds: Iterable[float]) -> float:
+    """The lower quartile: whatever else the machine does makes steps longer and none shorter."""
+    ordered = sorted(seconds)
+    return ordered[len(ordered) // 4]
+
+
 @dataclass(slots=True)
 class Cell:
     """Steps of so many rows and drafts, and what was found of them."""
@@ -67,12 +72,12 @@ class Cell:
     @property
     def draft(self) -> float:
         """Seconds."""
-        return statistics.median(timed.draft for timed in self.found)
+        return typical(timed.draft for timed in self.found)
 
     @property
     def whole(self) -> float:
         """Seconds."""
-        return statistics.median(timed.draft + timed.rest for timed in self.found)
+        return typical(timed.draft + timed.rest for timed in self.found)
 
 
 def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], progress: Progress) -> CostTable:
@@ -127,7 +132,7 @@ def _context_cost(rehearsal: Rehearsal, sizes: CostSizes, cells: Sequence[Cell],
     short = rehearsal.decode(rows, 0, steps, sizes.short, 1)[1:]
     rehearsal.read(sizes.long, sizes.texts)
     long = rehearsal.decode(rows, 0, steps, sizes.long, sizes.texts)[1:]
-    more = statistics.median(t.rest for t in long) - statistics.median(t.rest for t in short)
+    more = typical(t.rest for t in long) - typical(t.rest for t in short)
     return max(0.0, more / (rows * (sizes.long - sizes.short)))
 
 
@@ -138,7 +143,7 @@ def _table(cells: Sequence[Cell], context_cost: float, sizes: CostSizes) -> Cost
         for timed in cell.found:
             found.setdefault(timed.tokens, []).append(max(timed.rest / 2, timed.rest - context_cost * timed.context))
     tokens = sorted(found)
-    bare = np.array([statistics.median(found[n]) for n in tokens])
+    bare = np.array([typical(found[n]) for n in tokens])
     contexts = [0, sizes.long_rows * sizes.long]
     drafting = [cell for cell in cells if cell.drafts]
     ks, rows = sorted({cell.drafts for cell in drafting}), sorted({cell.rows for cell in drafting})
