@@ -1,6 +1,6 @@
 """The gear box against fixed numbers of drafts, in simulated worlds: never much worse than any of them, and better
-where load or text change. Step times are noisy, and its table knows neither the drafter's catching up nor that more
-queries read a context more slowly.
+where load or text change. Step times are noisy, and its table does not know that more queries read a context
+more slowly.
 """
 
 from __future__ import annotations

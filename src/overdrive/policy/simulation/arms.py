@@ -47,10 +47,10 @@ def gearbox(machine: Machine, plans: Sequence[int] = PLANS) -> Gearbox:
 
 
 def measure(machine: Machine) -> CostTable:
-    """What a server measures at its start: plain steps of each size at a few contexts, and drafting that has nothing to
-    catch up on. That reading a context costs more with K > 0 is left to be learnt."""
+    """What a server measures at its start: plain steps of each size at a few contexts, and drafting step after step,
+    about two tokens a row to catch up on. That reading a context costs more with K > 0 is left to be learnt."""
     sizes, rows = machine.sizes, [n for n in ROWS if n <= machine.max_rows]
     contexts = [part * (machine.max_rows * (machine.prompt + machine.output) // 4) for part in (0, 1, 4)]
     seconds = machine.step(np.array(sizes)[:, None], np.array(contexts), 0)
-    drafting = machine.draft(np.array(PLANS)[:, None], np.array(rows), np.array(rows))
+    drafting = machine.draft(np.array(PLANS)[:, None], np.array(rows), 2 * np.array(rows))
     return CostTable(sizes, contexts, seconds, rows, PLANS, drafting, padded_to=sizes[-1])
