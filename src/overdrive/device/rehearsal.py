@@ -25,6 +25,9 @@ CYCLE = 8
 
 WHY = Why(rule="rehearsal")
 
+New = tuple[tuple[Admission, ...], tuple[PageEntry, ...]]
+"""What a step brings its slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
@@ -62,15 +65,16 @@ class Rehearsal:
 
     def read(self, context: int, texts: int) -> None:
         """Have texts of so many positions, whole pages, stand in the first pages; each is read by another slot."""
-        size, chunk = self._limits.page_size, self._limits.chunk
+        size, chunk = self._limits.page_size, min(self._limits.chunk, self._limits.max_step_tokens)
         for text in range(texts):
             slot = text % self._limits.max_rows
-            new = self._admission(slot, context, 0), PageEntry(slot, 0, self._text_pages(text, context // size))
+            entry = PageEntry(slot, 0, self._text_pages(text, context // size))
+            new: New = (self._admission(slot, context, 0),), (entry,)
             for fed in range(0, context, chunk):
                 known = min(chunk, context - fed)
                 row = Row("", slot, known, 0, fed + known == context, fed + known)
-                step = Step(0, (row,), Plan(0, WHY), *(((new[0],), (new[1],)) if not fed else ()))
-                self._launch(step).wait()
+                self._launch(Step(0, (row,), Plan(0, WHY), *new)).wait()
+                new = (), ()
 
     def decode(self, rows: int, drafts: int, steps: int, context: int, texts: int) -> list[Timed]:
         """Steps of rows that share the texts which `read` has read, one after the other."""
@@ -84,11 +88,13 @@ class Rehearsal:
             entries.append(PageEntry(slot, 0, self._text_pages(slot % texts, shared), shared=True))
             entries.append(PageEntry(slot, shared, tuple(range(first, first + own))))
         admissions = tuple(self._admission(slot, context + 1, context) for slot in range(rows))
+        new: New = admissions, tuple(entries)
         for number in range(steps):
             # As if everything were accepted: a bound is all that this is, and pages last that long.
             upper_len = context + 1 + number * (drafts + 1) + drafts
             same = tuple(Row("", slot, 1, drafts, True, upper_len) for slot in range(rows))
-            yield Step(0, same, Plan(drafts, WHY), *((admissions, tuple(entries)) if not number else ()))
+            yield Step(0, same, Plan(drafts, WHY), *new)
+            new = (), ()
 
     def _settled(self, steps: Iterator[Step], rows: int, context: int) -> Iterator[Timed]:
         """Launch the steps as a loop would, and time them as they settle."""
