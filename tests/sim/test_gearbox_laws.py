@@ -28,6 +28,9 @@ MANY = [
     if clients <= most
 ]
 
+MOST_STARTS = 50
+"""Changes from K = 0 to drafting per 1,000 steps. Between numbers of drafts a change costs nothing to speak of."""
+
 
 def auto(machine: str, load: str, acceptance: str, steps: int) -> Figures:
     return compare(world(machine, load, acceptance, steps), ("auto",)).figures[0]
@@ -38,7 +41,7 @@ def test_a_steady_load_is_served_as_by_the_best_fixed_k(machine: str, load: str,
     figures = auto(machine, load, acceptance, steps)
     assert figures.of_best >= 0.97
     assert figures.of_off >= 0.98
-    assert figures.switches <= 150  # where K stays above 0 a change is nearly free; AIMD makes some 400
+    assert figures.starts <= MOST_STARTS
 
 
 @pytest.mark.slow
@@ -50,7 +53,7 @@ def test_every_steady_load_is_served_nearly_as_by_the_best_fixed_k(
     figures = auto(machine, load, acceptance, steps)
     assert figures.of_best >= 0.965
     assert figures.of_off >= 0.97
-    assert figures.switches <= 150
+    assert figures.starts <= MOST_STARTS
 
 
 @pytest.mark.parametrize(("machine", "acceptance"), [("dense-8b", "stationary:0.7")])

@@ -94,7 +94,7 @@ def test_switches_and_recovery_are_counted_from_steps() -> None:
             drafts=3 if late else 0, rule="gear", decode_rows=1, tokens=1, seconds=1.0, done=i / 400, loss=0.5 * late
         )
         run.step(drafts=-1, rule="idle", decode_rows=0, tokens=0, seconds=9.0, done=i / 400, loss=0.0)
-    assert (run.switches, run.probes) == (1000 * 2 / 400, 0)
+    assert (run.switches, run.starts, run.probes) == (1000 * 2 / 400, 1000 / 400, 0)
     assert run.shares == {0: 340 / 400, 3: 60 / 400}
     run.step(drafts=1, rule="probe", decode_rows=1, tokens=1, seconds=1.0, done=1.0, loss=0.0)
     assert (round(run.switches, 9), run.probes) == (1000 * 2 / 400, 1000 / 401)

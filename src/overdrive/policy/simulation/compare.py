@@ -21,9 +21,10 @@ class Figures:
     """A run in figures, all simulated. Ratios are of throughputs.
 
     throughput: output tokens/s. regret: share lost against the oracle. of_best, of_off: against the best fixed K in
-    hindsight, and against K = 0. switches, probes: changes of K, and steps that try one, per 1,000. recovery: steps
-    after the worst flip, -1 where the acceptance never flips. shares: of the time of decode steps by K, mean_drafts:
-    their mean. token_ms: time per output token behind the first, in ms. first_ms: time to the first one.
+    hindsight, and against K = 0. switches, starts, probes: changes of K, those that leave K = 0, and steps that try
+    one, per 1,000. recovery: steps after the worst flip, -1 where the acceptance never flips.
+    shares: of the time of decode steps by K, mean_drafts: their mean.
+    token_ms: time per output token behind the first, in ms. first_ms: time to the first one.
     """
 
     controller: str
@@ -32,6 +33,7 @@ class Figures:
     of_best: float
     of_off: float
     switches: float
+    starts: float
     probes: float
     recovery: int
     steps: int
@@ -83,6 +85,7 @@ def _figures(name: str, run: Run, world: World, most: float, best: Run, off: Run
         of_best=run.throughput / best.throughput,
         of_off=run.throughput / off.throughput,
         switches=run.switches,
+        starts=run.starts,
         probes=run.probes,
         recovery=max(run.recoveries(world.acceptance.flips), default=-1),
         steps=len(run.drafts),

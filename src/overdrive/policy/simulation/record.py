@@ -80,8 +80,20 @@ class Run:
     @property
     def switches(self) -> float:
         """Changes of K per 1,000 steps with decode rows, but for single steps that try another K."""
-        drafts = [k for k, rule in zip(self.drafts, self.rules, strict=True) if k >= 0 and rule != PROBE]
+        drafts = self._planned
         return 1000 * int(np.count_nonzero(np.diff(drafts))) / max(1, len(drafts))
+
+    @property
+    def starts(self) -> float:
+        """Changes from K = 0 to drafting, per 1,000 steps with decode rows: those a drafter has to catch up for."""
+        drafts = self._planned
+        return 1000 * int(np.count_nonzero((drafts[:-1] == 0) & (drafts[1:] > 0))) / max(1, len(drafts))
+
+    @property
+    def _planned(self) -> NDArray[np.int64]:
+        """K of every step with decode rows, but for probes."""
+        planned = zip(self.drafts, self.rules, strict=True)
+        return np.array([k for k, rule in planned if k >= 0 and rule != PROBE], np.int64)
 
     @property
     def probes(self) -> float:
