@@ -47,6 +47,21 @@ class Finish:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer must be a sentence of, as text that crosses the link; compiled where the engine runs.
+
+    kind: "json_object" (source is empty), "json_schema", "regex", "choice" (a JSON list of strings), "lark" (the dialect
+    of llguidance: inline `%json {..}`, special tokens `<|name|>`) or "gbnf".
+    after: the grammar begins behind the first occurrence of these token ids in the output (the end of a reasoning
+    part); what comes before is free. Empty: it begins at once.
+    """
+
+    kind: str
+    source: str = ""
+    after: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request draws its tokens, fully resolved (no defaults left to look up, the seed drawn).
@@ -67,6 +82,7 @@ class SamplingParams:
     logprobs: how many alternatives to report per output token; 0 reports the chosen token alone, -1 reports nothing.
     prompt_logprobs: the same for prompt tokens.
     max_drafts: cap on this request's drafts per step; 0 opts out of speculation, -1 is no cap.
+    grammar: what the answer must be a sentence of; None is free. End tokens are legal exactly where it may end.
     """
 
     max_tokens: int
@@ -85,6 +101,7 @@ class SamplingParams:
     logprobs: int = -1
     prompt_logprobs: int = -1
     max_drafts: int = -1
+    grammar: GrammarSpec | None = None
 
     @property
     def penalised(self) -> bool:

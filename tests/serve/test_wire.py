@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from overdrive.errors import OverdriveError
-from overdrive.types import FinishReason, SamplingParams, TopLogprobs
+from overdrive.types import FinishReason, GrammarSpec, SamplingParams, TopLogprobs
 from overdrive.wire import (
     Abort,
     Batch,
@@ -42,7 +42,13 @@ INFO = EngineInfo(
     threads=1,
     overlap=False,
 )
-PARAMS = SamplingParams(max_tokens=5, stop=(b"\xff\n", "é".encode()), logit_bias=((3, -100.0),), stop_token_ids=(256,))
+PARAMS = SamplingParams(
+    max_tokens=5,
+    stop=(b"\xff\n", "é".encode()),
+    logit_bias=((3, -100.0),),
+    stop_token_ids=(256,),
+    grammar=GrammarSpec("regex", "[0-9]+", after=(7, 8)),
+)
 
 
 @pytest.fixture
