@@ -51,8 +51,8 @@ class Finish:
 class GrammarSpec:
     """What an answer must be a sentence of, as text that crosses the link; compiled where the engine runs.
 
-    kind: "json_object" (source is empty), "json_schema", "regex", "choice" (a JSON list of strings), "lark" (the dialect
-    of llguidance: inline `%json {..}`, special tokens `<|name|>`) or "gbnf".
+    kind: "json_object" (source is empty), "json_schema", "regex", "choice" (a JSON list of strings), "lark" (as
+    llguidance writes it: inline `%json {..}`, special tokens `<|name|>`) or "gbnf".
     after: the grammar begins behind the first occurrence of these token ids in the output (the end of a reasoning
     part); what comes before is free. Empty: it begins at once.
     """
