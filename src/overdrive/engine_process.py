@@ -10,20 +10,9 @@ from overdrive.commit import Delta
 from overdrive.config import EngineOptions
 from overdrive.device.cpu.precompile import Precompiler
 from overdrive.errors import BadRequest, OverdriveError, one_line
+from overdrive.link import EngineEndpoint
 from overdrive.types import Finish, FinishReason
-from overdrive.wire import (
-    Abort,
-    Batch,
-    Drain,
-    EngineEndpoint,
-    Failed,
-    Loading,
-    Logprobs,
-    Ready,
-    Stop,
-    Submit,
-    Tokens,
-)
+from overdrive.wire import Abort, Batch, Drain, Failed, Loading, Logprobs, Ready, Stop, Submit, Tokens
 
 if TYPE_CHECKING:
     from overdrive.engine import Engine

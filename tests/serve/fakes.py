@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from overdrive.config import EngineOptions, ServerOptions
+from overdrive.link import EngineClient, EngineEndpoint
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.server import listen
@@ -22,8 +23,6 @@ from overdrive.wire import (
     Batch,
     DraftStats,
     Drain,
-    EngineClient,
-    EngineEndpoint,
     EngineInfo,
     Failed,
     Loading,

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from overdrive.errors import OverdriveError
+from overdrive.link import EngineClient, EngineEndpoint
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams, TopLogprobs
 from overdrive.wire import (
     Abort,
     Batch,
-    EngineClient,
-    EngineEndpoint,
     EngineInfo,
     Failed,
     Loading,

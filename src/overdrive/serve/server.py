@@ -21,13 +21,13 @@ import uvicorn
 from overdrive.bars import LoadingBars
 from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
+from overdrive.link import EngineClient
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.process import EngineProcess, Target, run_engine
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.serve.terminal import ready_lines
 from overdrive.text import open_text
-from overdrive.wire import EngineClient
 
 LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
 END_SECONDS = 3.0  # for the engine process to end by itself

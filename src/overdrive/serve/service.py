@@ -13,11 +13,12 @@ from typing import TypeVar
 
 from overdrive.config import ServerOptions
 from overdrive.errors import BadRequest
+from overdrive.link import EngineClient, Reply
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.metrics import Metrics
 from overdrive.text import ChatTemplate, Tokenizer
 from overdrive.types import SamplingParams
-from overdrive.wire import EngineClient, EngineInfo, Reply, Submit
+from overdrive.wire import EngineInfo, Submit
 
 T = TypeVar("T")
 

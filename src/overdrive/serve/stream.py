@@ -15,11 +15,11 @@ from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from overdrive.errors import BadRequest
+from overdrive.link import Reply
 from overdrive.serve.answer import Answer, Delta, usage
 from overdrive.serve.faults import error_value
 from overdrive.serve.metrics import RequestTimer
 from overdrive.serve.replies import Usage
-from overdrive.wire import Reply
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
