@@ -6,7 +6,7 @@ engine_process.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from overdrive.model.config import ModelConfig
 from overdrive.model.weights import Loaded, load
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
-from overdrive.policy.setting import parse_setting
+from overdrive.policy.setting import Setting, parse_setting
 from overdrive.request import NoStops, Request
 from overdrive.scheduler import Limits, Scheduler
 from overdrive.text import StopMatcher, open_text
@@ -170,52 +170,23 @@ def _build(
     tokenizer, _ = open_text(loaded.source, options.model)
     progress("tokenizer", 1, 1)
     choice = choose(options, loaded, device, progress)
-    drafts = 0 if choice.name == "none" else options.draft.drafts
-    setting = replace(parse_setting(options.draft.speculation, options.draft.drafts), drafts=drafts)
-    plans = tuple(k for k in (controller or setting).plans if k <= drafts)
-    n_pages = count_pages(loaded, options, choice, device)
-    pool = PagePool(n_pages)
-    company.open(n_pages, drafts, plans)
+    setting, plans = _settle_plans(options, choice, controller)
     limits = limits_of(loaded, options)
-    cache = PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None
-    scheduler = Scheduler(limits, pool, cache)
+    site = Site(loaded, choice, device, limits, count_pages(loaded, options, choice, device), options)
+    pool = PagePool(site.n_pages)
+    company.open(site.n_pages, setting.drafts, plans)
+    scheduler = Scheduler(limits, pool, PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None)
     stream = device.open_stream(company.wait)
-    parts = Parts(loaded.transformer, choice, limits, n_pages, drafts, plans, options, ranks)
+    parts = Parts(loaded.transformer, choice, limits, site.n_pages, setting.drafts, plans, options, ranks)
     runner = device.open_runner(parts, stream, progress)
     company.await_ready()
     led = company.lead(runner)
-    site = Site(loaded, choice, device, limits, n_pages, options)
     gears = Gears(controller) if controller else open_gears(setting, runner.sources, led, site, progress)
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
-    meter = Meter(DraftCounts(runner.sources, drafts), gears.errors)
+    meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.errors)
     committer = Committer(scheduler, meter.counts, meter.add)
-    watches = (trace.add,) if trace else ()
-    loop = Loop(scheduler, gears.controller, led, committer, device.lookahead, watches)
-    info = EngineInfo(
-        model=model,
-        architecture=loaded.config.architecture,
-        source=str(loaded.source),
-        max_model_len=limits.max_model_len,
-        vocab_size=loaded.config.vocab,
-        eos_ids=loaded.config.eos_ids or tuple(tokenizer.eos_ids),
-        defaults=_defaults(loaded.config),
-        kv_tokens=pool.usable * limits.page_size,
-        page_size=limits.page_size,
-        max_rows=limits.max_rows,
-        max_queue=limits.max_queue,
-        drafter="+".join(runner.sources),
-        draft_model=choice.model,
-        drafts=drafts,
-        sources=runner.sources,
-        speculation="custom" if controller else options.draft.speculation,
-        plans=plans,
-        costs=gears.costs,
-        precision=options.model.precision,
-        threads=device.threads,
-        overlap=device.lookahead > 0,
-        device=str(device.torch_device) if ranks.count == 1 else f"{ranks.count} x {device.torch_device.type}",
-        simulated_acceptance=options.draft.simulate_acceptance if drafts else "",
-    )
+    loop = Loop(scheduler, gears.controller, led, committer, device.lookahead, (trace.add,) if trace else ())
+    info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)
 
     def close() -> None:
         if not company.failure:  # else it may wait for a rank that is gone
@@ -227,6 +198,54 @@ def _build(
             trace.close()
 
     return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), company, close)
+
+
+def _settle_plans(
+    options: EngineOptions, choice: Choice, controller: Controller | None
+) -> tuple[Setting, tuple[int, ...]]:
+    """What speculation comes to with the drafter that was chosen, and every K beside 0 that plans will hold."""
+    drafts = 0 if choice.name == "none" else options.draft.drafts
+    setting = replace(parse_setting(options.draft.speculation, options.draft.drafts), drafts=drafts)
+    return setting, tuple(k for k in (controller or setting).plans if k <= drafts)
+
+
+def _describe(
+    model: str,
+    site: Site,
+    eos_ids: Sequence[int],
+    sources: tuple[str, ...],
+    drafts: int,
+    plans: tuple[int, ...],
+    gears: Gears,
+) -> EngineInfo:
+    """What is told of the engine. eos_ids: the tokenizer's, where the model names none."""
+    loaded, limits, device, options = site.loaded, site.limits, site.device, site.options
+    ranks = options.device.tensor_parallel
+    return EngineInfo(
+        model=model,
+        architecture=loaded.config.architecture,
+        source=str(loaded.source),
+        max_model_len=limits.max_model_len,
+        vocab_size=loaded.config.vocab,
+        eos_ids=loaded.config.eos_ids or tuple(eos_ids),
+        defaults=_defaults(loaded.config),
+        kv_tokens=(site.n_pages - 1) * limits.page_size,  # all but the scratch page
+        page_size=limits.page_size,
+        max_rows=limits.max_rows,
+        max_queue=limits.max_queue,
+        drafter="+".join(sources),
+        draft_model=site.choice.model,
+        drafts=drafts,
+        sources=sources,
+        speculation=gears.speculation,
+        plans=plans,
+        costs=gears.costs,
+        precision=options.model.precision,
+        threads=device.threads,
+        overlap=device.lookahead > 0,
+        device=str(device.torch_device) if ranks == 1 else f"{ranks} x {device.torch_device.type}",
+        simulated_acceptance=options.draft.simulate_acceptance if drafts else "",
+    )
 
 
 def limits_of(loaded: Loaded, options: EngineOptions) -> Limits:

@@ -75,11 +75,12 @@ class Site:
 class Gears:
     """A controller, and what can be told of what it weighs, which is nothing where it weighs nothing.
 
-    costs: the table, its key and its "origin", measured or stored. errors: by position, the share of drafts accepted
-    lately less the share that was expected.
+    speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key and its "origin", measured
+    or stored. errors: by position, the share of drafts accepted lately less the share that was expected.
     """
 
     controller: Controller
+    speculation: str = "custom"
     costs: dict[str, Any] = field(default_factory=dict)
     errors: Callable[[], list[float]] = list
 
@@ -98,11 +99,12 @@ def open_gears(setting: Setting, sources: tuple[str, ...], runner: Runner[F], si
     sources: those who may write a row's drafts.
     """
     if setting.rule != "auto" or not setting.drafts:
-        return Gears(FixedDrafts(setting.drafts))
+        return Gears(FixedDrafts(setting.drafts), site.options.draft.speculation)
     costs, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
     report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
     estimator = AcceptanceEstimator(sources, setting.drafts)
-    return Gears(Gearbox(costs, estimator, setting.plans), report, lambda: estimator.calibration.tolist())
+    gearbox = Gearbox(costs, estimator, setting.plans)
+    return Gears(gearbox, site.options.draft.speculation, report, lambda: estimator.calibration.tolist())
 
 
 def find_costs(

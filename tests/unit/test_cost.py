@@ -84,6 +84,16 @@ def test_steps_that_take_longer_correct_their_cell_most_and_a_hiccup_hardly_anyt
     assert table.step(64, 0) == pytest.approx(1.2 * before.step(64, 0), rel=0.01)
 
 
+def test_masks_cost_what_they_outlast_the_step_by_and_are_learnt() -> None:
+    table = CostTable([1], [0], [[1.0]], [1], [1], [[0.5]])
+    assert table.waiting(1000, 0.01) == 0
+    table.correct_masks(4, 0.004)
+    assert [table.waiting(masks, 0.01) for masks in (5, 10, 30)] == pytest.approx([0, 0, 0.02])
+    for _ in range(400):
+        table.correct_masks(10, 0.02)
+    assert table.waiting(10, 0.01) == pytest.approx(0.01, rel=0.01)
+
+
 def test_a_stored_table_comes_back_as_it_was_measured() -> None:
     table, measured = staircase(), staircase()
     table.correct(64, 0, 1.0)

@@ -140,6 +140,18 @@ def test_no_more_is_expected_than_rows_can_take(caps: list[int], rate: float) ->
         assert plan.drafts == 0 and not box.probes
 
 
+def test_drafts_of_constrained_rows_pay_for_their_masks() -> None:
+    """A mask takes 1 ms, a step 10 ms: behind it ten of them are built for nothing, and no more."""
+    costs, free = flat(0.02), flat(0.02)
+    costs.correct_masks(1, 1e-3)
+    told_rates = Told(told(0.7))
+    chosen = [
+        settle(Gearbox(table, told_rates, PLANS), LoadView(8, 0, 0, masked_rows=masked))
+        for table, masked in ((free, 8), (costs, 1), (costs, 8))
+    ]
+    assert chosen[0] == chosen[1] >= 5 and chosen[2] < chosen[1]
+
+
 @pytest.mark.parametrize("rows", [1, 16])
 def test_prompts_are_no_decode_rows(rows: int) -> None:
     """Where a token more costs nothing, K does not depend on how many prompt tokens there are; no row, no drafts."""

@@ -18,6 +18,7 @@ class LoadView:
     sampled_rows: how many of the decode rows draw with noise; the others are greedy.
     caps: decode rows by the most drafts each can take (tokens it still wants, room, opting out, the step's token
     budget): `caps[c]` of them take c, c <= MAX_DRAFTS. Empty where no row is held back.
+    masked_rows: how many of the decode rows are constrained: each needs a mask for its token and for every draft.
     """
 
     decode_rows: int
@@ -25,6 +26,7 @@ class LoadView:
     context_tokens: int
     sampled_rows: int = 0
     caps: tuple[int, ...] = ()
+    masked_rows: int = 0
 
 
 class Controller(Protocol):

@@ -106,6 +106,8 @@ class CostTable:
     device that feeds what rows have and no more.
     padded_to: token counts up to it run as the next measured one (graphs); larger ones, and rows, are interpolated. 0
     for a device that runs every size as it is.
+    mask_seconds: of host time for one grammar mask, which a constrained row needs for its own token and for each of its
+    drafts; 0 until one has been timed.
     """
 
     def __init__(
@@ -118,9 +120,12 @@ class CostTable:
         draft_seconds: np.ndarray,
         row_sizes: Sequence[int] = (),
         padded_to: int = 0,
+        mask_seconds: float = 0.0,
     ) -> None:
         """Raises ValueError for grids that do not fit together."""
         self.steps = Surface(step_tokens, contexts, step_seconds)
+        self.mask_seconds = mask_seconds
+        self._mask = mask_seconds
         if len(draft_ks) and draft_ks[0] < 1:
             raise ValueError("drafting nothing costs nothing: the drafts of a cost table begin at 1")
         by_k = np.asarray(draft_seconds, np.float64)
@@ -158,6 +163,10 @@ class CostTable:
             return tokens * (self.drafts.at(1, many) - self.drafts.at(1, few)) / (many - few)
         return tokens * self.drafts.at(1, few) / max(few, 1.0)
 
+    def waiting(self, masks: int, step: float) -> float:
+        """Seconds that a step of `step` seconds waits for so many masks, which are built while it runs."""
+        return max(0.0, masks * self._mask - step)
+
     def correct(self, tokens: int, context: int, seconds: float) -> None:
         """A step without prompts took so long: its cell is corrected slowly, its neighbours and the rest less."""
         expected = self.step(tokens, context)
@@ -169,6 +178,12 @@ class CostTable:
         expected = self.draft(k, rows)
         if seconds > 0 and expected > 0:
             self.drafts.correct(k, self._padded_rows(rows), seconds / expected)
+
+    def correct_masks(self, masks: int, seconds: float) -> None:
+        """Building so many masks took so long."""
+        if masks and seconds > 0:
+            found = seconds / masks
+            self._mask += RATE * (found - self._mask) if self._mask else found
 
     def to_dict(self, key: dict[str, Any]) -> dict[str, Any]:
         """As JSON can hold it, without corrections. key: model, device, versions, threads: what costs depend on."""
@@ -182,6 +197,7 @@ class CostTable:
             "draft_seconds": self.drafts.measured[1:].tolist(),
             "row_sizes": list(self.row_sizes),
             "padded_to": self.padded_to,
+            "mask_seconds": self.mask_seconds,
         }
 
     @staticmethod

@@ -123,9 +123,11 @@ class Gearbox(Controller):
         found, best = [], 0.0
         for k, (asked, accepted) in zip(self._ks, self._yields(view), strict=True):
             drafting = costs.draft(k, rows)
-            seconds = alone = drafting + costs.step(costs.fed(rows, k, asked, 0), context)
+            masks = view.masked_rows * (1 + k)
+            step = whole = costs.step(costs.fed(rows, k, asked, 0), context)
             if prefill:
-                seconds = drafting + costs.step(costs.fed(rows, k, asked, prefill), context)
+                whole = costs.step(costs.fed(rows, k, asked, prefill), context)
+            alone, seconds = (drafting + one + costs.waiting(masks, one) for one in (step, whole))
             best = max(best, (rows + accepted) / alone)
             found.append((k, asked, rows + accepted, seconds))
         pace = self._pace.ratio * best
