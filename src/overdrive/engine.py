@@ -6,6 +6,7 @@ engine_process.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,7 @@ class Engine:
         scheduler, meter = self._scheduler, self._meter
         cache, times = scheduler.cache, self._loop.times
         return Stats(
+            clock=time.monotonic(),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pages_used=scheduler.pool.usable - scheduler.pool.available,
@@ -183,7 +185,7 @@ def _build(
     led = company.lead(runner)
     gears = Gears(controller) if controller else open_gears(setting, runner.sources, led, site, progress)
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
-    meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.errors)
+    meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)
     committer = Committer(scheduler, meter.counts, meter.add)
     loop = Loop(scheduler, gears.controller, led, committer, device.lookahead, (trace.add,) if trace else ())
     info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)

@@ -23,7 +23,7 @@ from overdrive.draft.eagle3.shipped import fingerprint
 from overdrive.loop import F, Runner
 from overdrive.model.smollm2 import cache_folder
 from overdrive.model.weights import Loaded
-from overdrive.policy.controller import Controller, FixedDrafts
+from overdrive.policy.controller import Beliefs, Controller, FixedDrafts
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
@@ -76,13 +76,13 @@ class Gears:
     """A controller, and what can be told of what it weighs, which is nothing where it weighs nothing.
 
     speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key and its "origin", measured
-    or stored. errors: by position, the share of drafts accepted lately less the share that was expected.
+    or stored. beliefs: what the controller expects by now.
     """
 
     controller: Controller
     speculation: str = "custom"
     costs: dict[str, Any] = field(default_factory=dict)
-    errors: Callable[[], list[float]] = list
+    beliefs: Callable[[], Beliefs] = Beliefs
 
 
 def settle_drafts(options: DraftOptions) -> DraftOptions:
@@ -102,9 +102,8 @@ def open_gears(setting: Setting, sources: tuple[str, ...], runner: Runner[F], si
         return Gears(FixedDrafts(setting.drafts), site.options.draft.speculation)
     costs, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
     report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
-    estimator = AcceptanceEstimator(sources, setting.drafts)
-    gearbox = Gearbox(costs, estimator, setting.plans)
-    return Gears(gearbox, site.options.draft.speculation, report, lambda: estimator.calibration.tolist())
+    gearbox = Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans)
+    return Gears(gearbox, site.options.draft.speculation, report, gearbox.beliefs)
 
 
 def find_costs(

@@ -126,6 +126,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._replies: dict[str, Reply] = {}
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._told = asyncio.Event()  # set when `stats` is replaced, and then replaced itself
         self.stats = Stats()
         self.failure = ""
         self.draining = False
@@ -145,6 +146,8 @@ class EngineClient:
                         self._deliver(item)
                 case Stats():
                     self.stats = message
+                    self._told.set()
+                    self._told = asyncio.Event()
                 case Loading():
                     on_loading(message)
                 case Ready():
@@ -156,6 +159,11 @@ class EngineClient:
     async def ready(self) -> EngineInfo:
         """Waits for the engine to have started. Raises OverdriveError with the engine's one line when it cannot."""
         return await asyncio.shield(self._info)
+
+    async def next_stats(self) -> Stats:
+        """Waits for the engine's next statistics."""
+        await self._told.wait()
+        return self.stats
 
     def submit(self, requests: list[Submit]) -> Reply:
         """Sends requests whose answers are read together. When the engine is gone they end at once with an error."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from overdrive.policy.acceptance import KEYS, DraftCounts
+from overdrive.policy.controller import Beliefs
 from overdrive.types import Outcome, Plan, Step, Why
 from overdrive.wire import DraftStats, PlanStats
 
@@ -13,14 +14,14 @@ from overdrive.wire import DraftStats, PlanStats
 class Meter:
     """Counters since the start."""
 
-    def __init__(self, counts: DraftCounts, errors: Callable[[], list[float]] = list) -> None:
-        """errors: as in `Gears`."""
+    def __init__(self, counts: DraftCounts, beliefs: Callable[[], Beliefs] = Beliefs) -> None:
+        """beliefs: as in `Gears`."""
         self.counts = counts
-        self._errors = errors
+        self._beliefs = beliefs
         self.seconds = [0.0] * 4
         self.plans: Counter[int] = Counter()
         self.rules: Counter[str] = Counter()
-        self._last = Plan(0, Why(rule=""))
+        self._last = Step(0, (), Plan(0, Why(rule="")))
         self._expected = [0.0, 0.0]  # tokens and seconds of the steps whose plan had expectations
         self._found = [0.0, 0.0]
 
@@ -29,7 +30,7 @@ class Meter:
         self.seconds = [a + b for a, b in zip(self.seconds, outcome.seconds, strict=True)]
         self.plans[step.plan.drafts] += 1
         self.rules[step.plan.why.rule] += 1
-        self._last, why = step.plan, step.plan.why
+        self._last, why = step, step.plan.why
         seconds = sum(outcome.seconds)
         # A step that reads prompts takes longer than its plan was made for.
         if why.expected_seconds and seconds and all(row.known == 1 and row.emits for row in step.rows):
@@ -38,16 +39,22 @@ class Meter:
 
     def planning(self) -> PlanStats:
         """The newest plan, and how far expectations and findings are apart."""
-        why = self._last.why
+        plan, beliefs = self._last.plan, self._beliefs()
+        why = plan.why
+        decoding = [row for row in self._last.rows if row.known == 1 and row.emits]
         return PlanStats(
-            drafts=self._last.drafts,
+            rows=len(decoding),
+            context=sum(row.upper_len - row.drafts for row in decoding),
+            drafts=plan.drafts,
             rule=why.rule,
             expected_tokens=why.expected_tokens,
             expected_seconds=why.expected_seconds,
             runner_up=why.runner_up,
             runner_up_score=why.runner_up_score,
             rules=dict(self.rules),
-            acceptance_errors=self._errors(),
+            survival=beliefs.survival,
+            acceptance_errors=beliefs.errors,
+            costs=beliefs.costs,
             tokens_expected=self._expected[0],
             tokens_found=self._found[0],
             seconds_expected=self._expected[1],

@@ -171,12 +171,14 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
 class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
     """Plans and what was expected of them.
 
-    drafts to runner_up_score: of the newest settled step, as in `types.Plan` and `types.Why`. rules: steps by the rule
-    that decided. acceptance_errors: by position, the share of drafts accepted lately less the share that was expected;
-    empty where nothing is. tokens_, seconds_expected and _found: sums over the steps without prompts of whose plan
-    something was expected.
+    rows to runner_up_score: of the newest settled step, as in `types.Plan` and `types.Why`; rows that decoded, and the
+    positions they attended to together. rules: steps by the rule that decided. survival, acceptance_errors, costs: what
+    the controller expects by now, as in `controller.Beliefs`; empty where nothing is. tokens_, seconds_expected and
+    _found: sums over the steps without prompts of whose plan something was expected.
     """
 
+    rows: int = 0
+    context: int = 0
     drafts: int = 0
     rule: str = ""
     expected_tokens: float = 0.0
@@ -184,7 +186,9 @@ class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
     runner_up: int = 0
     runner_up_score: float = 0.0
     rules: dict[str, int] = {}
+    survival: list[float] = []
     acceptance_errors: list[float] = []
+    costs: dict[str, list[list[float]]] = {}
     tokens_expected: float = 0.0
     tokens_found: float = 0.0
     seconds_expected: float = 0.0
@@ -194,6 +198,7 @@ class PlanStats(msgspec.Struct, frozen=True, kw_only=True):
 class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The engine's state, about twice a second. `running` to `pages_total` are of now, the rest counts from the start.
 
+    clock: seconds by the engine's own clock, of which only differences mean anything.
     pages_used counts pages held by requests, pages_cached those held by the prefix cache alone.
     rounds: row steps that yielded tokens; `generated / rounds` is the tokens of a round.
     drafts: one entry per source and key; empty where nothing may be drafted. plans: steps by their K, K = 0 first.
@@ -202,6 +207,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted. simulated: whether acceptance is.
     """
 
+    clock: float = 0.0
     running: int = 0
     waiting: int = 0
     pages_used: int = 0

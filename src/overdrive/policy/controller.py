@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from overdrive.types import Outcome, Plan, Step, Why
@@ -27,6 +27,20 @@ class LoadView:
     sampled_rows: int = 0
     caps: tuple[int, ...] = ()
     masked_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What a controller expects by now; empty where it expects nothing.
+
+    survival: by position, the share of rows that is expected to accept so many drafts, as it was last weighed.
+    errors: by position, the share accepted lately less the share that was expected.
+    costs: seconds as corrected, `CostTable.corrected`.
+    """
+
+    survival: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    costs: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 class Controller(Protocol):

@@ -68,10 +68,14 @@ class Surface:
         self._log += step * (SHARED + (1 - SHARED) * 0.5**distance)
         self._settle()
 
+    @property
+    def corrected(self) -> np.ndarray:
+        """[n, m] seconds, measured and since corrected."""
+        return self.measured * np.exp(self._log)
+
     def _settle(self) -> None:
         """Make ready to be read."""
-        corrected = self.measured * np.exp(self._log)
-        grid = np.maximum.accumulate(np.maximum.accumulate(corrected, axis=0), axis=1)
+        grid = np.maximum.accumulate(np.maximum.accumulate(self.corrected, axis=0), axis=1)
         self._columns = grid.T.tolist()
         self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
         self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
@@ -199,6 +203,10 @@ class CostTable:
             "padded_to": self.padded_to,
             "mask_seconds": self.mask_seconds,
         }
+
+    def corrected(self) -> dict[str, list[list[float]]]:
+        """The seconds of `to_dict` as they are corrected by now."""
+        return {"step_seconds": self.steps.corrected.tolist(), "draft_seconds": self.drafts.corrected[1:].tolist()}
 
     @staticmethod
     def from_dict(stored: dict[str, Any], key: dict[str, Any]) -> CostTable:

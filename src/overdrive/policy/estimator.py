@@ -93,6 +93,11 @@ class AcceptanceEstimator:
         return self._predicted
 
     @property
+    def predicted(self) -> np.ndarray:
+        """[max_drafts] float64, what `survival` said last; zeros before it was asked."""
+        return self._predicted
+
+    @property
     def calibration(self) -> np.ndarray:
         """[max_drafts] float64, realised less predicted share at each position lately; 0 where none was asked for.
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overdrive.policy.controller import Controller, LoadView
+from overdrive.policy.controller import Beliefs, Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.types import Outcome, Plan, Row, Step, Why
@@ -116,6 +116,15 @@ class Gearbox(Controller):
                 fed = self.costs.fed(len(step.rows), drafts, asked, 0)
                 self.costs.correct(fed, sum(map(_UPPER_LEN, step.rows)) - asked, sum(outcome.seconds[1:]))
             self._lag.settled(step.number, len(step.rows), drafts, outcome.seconds[0])
+
+    def prospects(self, view: LoadView) -> list[Prospect]:
+        """Every candidate for a step of that load, K = 0 first, as it would be weighed now. Nothing is decided."""
+        return self._weigh(view)[0]
+
+    def beliefs(self) -> Beliefs:
+        """What choices are made from by now."""
+        survival, errors = self.estimator.predicted.tolist(), self.estimator.calibration.tolist()
+        return Beliefs(survival, errors, self.costs.corrected())
 
     def _weigh(self, view: LoadView) -> tuple[list[Prospect], float]:
         """Every candidate, K = 0 first, and the pace: tokens that a second is worth."""
