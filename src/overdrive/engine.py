@@ -140,17 +140,19 @@ def build(
     progress: Progress,
     controller: Controller | None = None,
     precompiler: Precompiler | None = None,
+    wrap: Callable[[Controller], Controller] | None = None,
 ) -> Engine:
     """Load a model and put an engine around it. Raises OverdriveError, one line, for whatever is wrong with either.
 
     controller: decides each step's drafts; by default the one that `options.draft.speculation` means.
+    wrap: given that one, who decides in its place, such as a benchmark that lets others take turns with it.
     precompiler: one that was started earlier, so that it has a lead.
     """
     device = open_device(options, precompiler)
     options = device.resolve(replace(options, draft=settle_drafts(options.draft)))
     company, ranks = muster(model, options, device.torch_device, progress)
     try:
-        return _build(model, options, progress, controller, device, company, ranks)
+        return _build(model, options, progress, controller, wrap, device, company, ranks)
     except BaseException:
         company.close()
         raise
@@ -161,6 +163,7 @@ def _build(
     options: EngineOptions,
     progress: Progress,
     controller: Controller | None,
+    wrap: Callable[[Controller], Controller] | None,
     device: Device,
     company: Company,
     ranks: Ranks,
@@ -184,10 +187,11 @@ def _build(
     company.await_ready()
     led = company.lead(runner)
     gears = Gears(controller) if controller else open_gears(setting, runner.sources, led, site, progress)
+    decides = wrap(gears.controller) if wrap else gears.controller
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)
     committer = Committer(scheduler, meter.counts, meter.add)
-    loop = Loop(scheduler, gears.controller, led, committer, device.lookahead, (trace.add,) if trace else ())
+    loop = Loop(scheduler, decides, led, committer, device.lookahead, (trace.add,) if trace else ())
     info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)
 
     def close() -> None:
