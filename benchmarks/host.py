@@ -15,6 +15,7 @@ import numpy as np
 
 from overdrive.commit import Committer
 from overdrive.engine_process import as_message
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
@@ -41,6 +42,9 @@ class InstantFlight:
             sources=np.zeros_like(drafts),
         )
 
+    def drafted(self) -> list[list[int]]:
+        raise NotImplementedError("no row of this benchmark is constrained")
+
     def wait(self) -> Outcome:
         return self._outcome
 
@@ -60,7 +64,10 @@ class InstantRunner:
 
     def forward(self, flight: InstantFlight) -> None: ...
 
-    def accept(self, flight: InstantFlight) -> None: ...
+    def sheet(self, flight: InstantFlight) -> MaskSheet:
+        raise NotImplementedError("no row of this benchmark is constrained")
+
+    def accept(self, flight: InstantFlight, sheet: MaskSheet = NO_MASKS) -> None: ...
 
     def absorb(self, flight: InstantFlight) -> None: ...
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overdrive.grammar.base import GrammarFault
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.request import Request, Running
 from overdrive.scheduler import Scheduler
@@ -102,13 +103,21 @@ class Committer:
 
     @staticmethod
     def _take(request: Request, tokens: list[int]) -> list[int]:
-        """Append tokens up to and including the one that ends the answer; sets `finish` there."""
+        """Append tokens up to and including the one that ends the answer; sets `finish` there.
+
+        A token that the grammar refuses is a fault of the server's: it ends the request and is not part of the answer.
+        """
         params = request.params
         for taken, token in enumerate(tokens, start=1):
+            try:
+                request.constraint.accept(token)
+            except GrammarFault as fault:
+                request.finish = Finish(FinishReason.ERROR, message=str(fault))
+                return tokens[: taken - 1]
             request.tokens.append(token)
             matched = request.stops.push(token)
             enough = request.output_len >= params.min_tokens
-            if token in params.stop_token_ids:
+            if token in params.stop_token_ids or request.constraint.ended:
                 request.finish = Finish(FinishReason.STOP, stop_token=token)
             elif matched is not None and enough:
                 request.finish = Finish(FinishReason.STOP, stop_string=matched.stop)

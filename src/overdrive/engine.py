@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from overdrive.commit import Committer, Delta
+from overdrive.compiling import Compiling, open_compiling
 from overdrive.config import EngineOptions
 from overdrive.device.base import Device, Parts
 from overdrive.device.build import open_device
@@ -22,6 +23,7 @@ from overdrive.device.parallel.ranks import Ranks
 from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.gears import Gears, Site, open_gears, settle_drafts
+from overdrive.grammar.walker import Walker
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
@@ -41,6 +43,10 @@ from overdrive.wire import EngineInfo, Stats
 Progress = Callable[[str, int, int], None]
 
 
+COMPILING_SECONDS = 0.01
+"""How long a turn may wait where there is nothing but grammars to wait for: messages are read between turns."""
+
+
 class Engine:
     """A model that answers requests, step by step. Used by one thread."""
 
@@ -52,6 +58,7 @@ class Engine:
         loop: Loop,
         meter: Meter,
         token_bytes: list[bytes],
+        compiling: Compiling,
         company: Company,
         close: Callable[[], None],
     ) -> None:
@@ -62,6 +69,7 @@ class Engine:
         self._loop = loop
         self._meter = meter
         self._token_bytes = token_bytes
+        self._compiling = compiling
         self._company = company
         self._arrivals = 0
 
@@ -85,10 +93,13 @@ class Engine:
             raise BadRequest(
                 f"prompt token {bad} is outside the vocabulary (0 .. {self.info.vocab_size - 1})", "prompt"
             )
+        if params.grammar is not None and self.info.simulated_acceptance:
+            raise BadRequest("drafts are accepted by chance here: such a text follows no grammar", "grammar")
         self._arrivals += 1
         stops = StopMatcher(params.stop, self._token_bytes) if params.stop else NoStops()
         request = Request(request_id, tokens, params, self._arrivals, stops)
         self._scheduler.submit(request)
+        self._compiling.hold(request)
         return request
 
     def abort(self, request_id: str) -> list[Delta]:
@@ -105,7 +116,14 @@ class Engine:
         """One turn of the loop: what it committed. After a failure every request ends with it as its error."""
         if failure := self.failure:
             return self.abort_all(Finish(FinishReason.ERROR, message=failure))
-        return self._loop.advance()
+        refused = [
+            self._committer.abort(request, Finish(FinishReason.ERROR, message=str(error), status=error.status))
+            for request, error in self._compiling.release()
+        ]
+        if self._scheduler.held_alone and self._loop.settled:
+            self._compiling.wait(0.0 if refused else COMPILING_SECONDS)
+            return refused
+        return refused + self._loop.advance()
 
     def stats(self) -> Stats:
         """Counters since the start."""
@@ -191,10 +209,14 @@ def _build(
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)
     committer = Committer(scheduler, meter.counts, meter.add)
-    loop = Loop(scheduler, decides, led, committer, device.lookahead, (trace.add,) if trace else ())
+    watches, walker = (trace.add,) if trace else (), Walker(device.mask_threads)
+    loop = Loop(scheduler, decides, led, committer, device.lookahead, watches, walker)
     info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)
+    compiling = open_compiling(tokenizer, info.vocab_size, info.eos_ids)
 
     def close() -> None:
+        compiling.close()
+        walker.close()
         if not company.failure:  # else it may wait for a rank that is gone
             runner.close()
             stream.close()
@@ -203,7 +225,7 @@ def _build(
         if trace:
             trace.close()
 
-    return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), company, close)
+    return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), compiling, company, close)
 
 
 def _settle_plans(

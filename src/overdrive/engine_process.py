@@ -89,6 +89,7 @@ def as_message(delta: Delta) -> Tokens:
         stop_string=finish.stop_string if finish else -1,
         stop_token=finish.stop_token if finish else -1,
         error=finish.message if finish else "",
+        status=finish.status if finish else 500,
     )
 
 

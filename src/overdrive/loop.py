@@ -3,7 +3,13 @@
     host    build n | settle n-1 | publish n-1 | build n+1 | settle n ...
     device  ...  n-1 |  draft n, forward n, accept n, absorb n  | draft n+1 ...
 
-Nothing in it waits for the device but for the results of the step before the one just launched.
+A step with constrained rows is accepted only when their masks are there, for which step n-1 must be settled:
+
+    host    build n | settle n-1 | masks along the drafts of n | publish n-1 | build n+1 ...
+    device  ...  n-1 |  draft n, forward n ................. accept n, absorb n  | draft n+1 ...
+
+Nothing in it waits for the device but for the results of the step before the one just launched, and for the drafts of
+a masked one, which are older than the forward pass that is running.
 """
 
 from __future__ import annotations
@@ -16,6 +22,8 @@ from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
 from overdrive.errors import OutOfDeviceMemory
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet
+from overdrive.grammar.walker import Walker
 from overdrive.policy.controller import Controller
 from overdrive.scheduler import Scheduler
 from overdrive.types import Finish, FinishReason, Outcome, Step
@@ -27,6 +35,10 @@ class Flight(Protocol):
     @property
     def step(self) -> Step: ...
 
+    def drafted(self) -> Sequence[Sequence[int]]:
+        """The drafts of each row of a masked step, once the device has written them. Raises as `wait` does."""
+        ...
+
     def wait(self) -> Outcome:
         """Its results, once the device has them. Raises RuntimeError when a launch failed."""
         ...
@@ -36,13 +48,18 @@ F = TypeVar("F", bound=Flight)
 
 
 class Runner(Protocol[F]):
-    """Runs steps on a device: four launches, none of them awaited. `F` is what it calls a launched step."""
+    """Runs steps on a device: four launches, none of them awaited. `F` is what it calls a launched step.
+
+    sheet: where the masks of a masked step are to be written; it is given back with `accept`.
+    """
 
     def draft(self, step: Step) -> F: ...
 
     def forward(self, flight: F, /) -> None: ...
 
-    def accept(self, flight: F, /) -> None: ...
+    def sheet(self, flight: F, /) -> MaskSheet: ...
+
+    def accept(self, flight: F, sheet: MaskSheet = NO_MASKS, /) -> None: ...
 
     def absorb(self, flight: F, /) -> None: ...
 
@@ -53,13 +70,17 @@ class Runner(Protocol[F]):
 
 @dataclass(slots=True)
 class LoopTimes:
-    """Seconds of host time since the start, and the steps they were spent on. `waited` is idle time, not work."""
+    """Seconds of host time since the start, and the steps they were spent on. `waited` is idle time, not work.
+
+    masked: writing masks, and waiting for the drafts along which they are written.
+    """
 
     steps: int = 0
     scheduled: float = 0.0
     launched: float = 0.0
     waited: float = 0.0
     settled: float = 0.0
+    masked: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +130,11 @@ class Loop(Generic[F]):
         committer: Committer,
         lookahead: int,
         watches: Sequence[Watch] = (),
+        walker: Walker | None = None,
     ) -> None:
+        """walker: writes masks; by default one of this thread alone."""
         self.times = LoopTimes()
+        self._walker = walker or Walker()
         self._scheduler = scheduler
         self._controller = controller
         self._runner = runner
@@ -123,6 +147,11 @@ class Loop(Generic[F]):
     def idle(self) -> bool:
         """Nothing waits, runs or is in flight."""
         return not (self._pending or self._scheduler.waiting or self._scheduler.running)
+
+    @property
+    def settled(self) -> bool:
+        """No launched step is still to be settled."""
+        return not self._pending
 
     def advance(self) -> list[Delta]:
         """One turn: launch the next step if there is one, settle what has become due.
@@ -139,22 +168,40 @@ class Loop(Generic[F]):
             if step is None:
                 self._settle_down_to(len(self._pending) - 1, deltas)
             else:
-                flight = self._launch(step)
-                launched = time.perf_counter()
-                self._pending.append(_Pending(flight, started, built, launched))
-                self.times.launched += launched - built
+                self._launch(step, started, built, deltas)
                 self._settle_down_to(self._lookahead, deltas)
         except RuntimeError as error:
             deltas += self._abandon(error)
         return deltas
 
-    def _launch(self, step: Step) -> F:
+    def _launch(self, step: Step, started: float, built: float, deltas: list[Delta]) -> None:
+        """Launch all of a step. Where it has masks, all before it are settled while its forward pass runs."""
         flight = self._runner.draft(step)
         self._runner.forward(flight)
-        self._runner.accept(flight)
+        launched = time.perf_counter()
+        self._pending.append(_Pending(flight, started, built, launched))
+        sheet = NO_MASKS
+        if step.masked:
+            self._settle_down_to(1, deltas)
+            sheet = self._write_masks(flight)
+        resumed = time.perf_counter() if step.masked else launched
+        self._runner.accept(flight, sheet)
         self._runner.absorb(flight)
+        self.times.launched += launched - built + time.perf_counter() - resumed
         self.times.steps += 1
-        return flight
+
+    def _write_masks(self, flight: F) -> MaskSheet:
+        started = time.perf_counter()
+        flown, drafts = self._scheduler.flying(flight.step), flight.drafted()
+        chains = [
+            (row, flown[row].request.constraint, drafts[row])
+            for row in flight.step.masked
+            if flown[row].request.finish is None
+        ]
+        sheet = self._runner.sheet(flight)
+        self._walker.fill(chains, sheet)
+        self.times.masked += time.perf_counter() - started
+        return sheet
 
     def _settle_down_to(self, unsettled: int, deltas: list[Delta]) -> None:
         """Settle the oldest launched steps until only `unsettled` are left, adding to `deltas`."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from overdrive.grammar.constraint import FREE, Constraint
 from overdrive.text.stops import StopHit
 from overdrive.types import Finish, PageEntry, SamplingParams
 
@@ -35,6 +36,7 @@ class Request:
     tokens: prompt and committed output. cached_tokens: prompt tokens found in the prefix cache when it first ran.
     drafted: output tokens that came from accepted drafts. offered: drafts verified for it.
     scored: prompt positions whose log-probabilities were given out.
+    constraint: what the output must be, moved on by what is committed. held: it is not known yet; not to be admitted.
     """
 
     id: str
@@ -48,6 +50,8 @@ class Request:
     drafted: int = 0
     offered: int = 0
     scored: int = 0
+    constraint: Constraint = FREE
+    held: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -84,6 +84,11 @@ class Scheduler:
         running = self.running.get(request_id)
         return running.request if running else next((r for r in self.waiting if r.id == request_id), None)
 
+    @property
+    def held_alone(self) -> bool:
+        """Whether requests wait for their grammars, and there are no others."""
+        return bool(self.waiting) and not self.running and all(request.held for request in self.waiting)
+
     def remove(self, request: Request) -> None:
         """Forget a finished request, waiting or running; its pages and slot return at once.
 
@@ -133,11 +138,12 @@ class Scheduler:
 
         A request that shares a longer beginning with a row still computing it than with the cache waits for those
         pages (or it would compute them again); others may pass it. A head that lacks pages holds the queue, so that
-        nothing overtakes it for ever.
+        nothing overtakes it for ever. Those that are held are not in the queue yet.
         """
         if not self.waiting:
             return
-        for request in self.waiting[: 2 * self.limits.max_rows]:
+        free = [request for request in self.waiting if not request.held]
+        for request in free[: 2 * self.limits.max_rows]:
             if not self._slots or len(self.running) >= self._most_running:
                 return
             pages = self._match(request)
@@ -302,7 +308,12 @@ class Scheduler:
         self._admissions = [a for a in self._admissions if a.slot not in slots]
         self._steps += 1
         self._flying[self._steps] = tuple(running for running, _, _ in chosen)
-        return Step(self._steps, rows, plan, admissions, tuple(entries))
+        masked = tuple(i for i, (r, _, _) in enumerate(chosen) if r.request.constraint.active and rows[i].emits)
+        return Step(self._steps, rows, plan, admissions, tuple(entries), masked)
+
+    def flying(self, step: Step) -> tuple[Running, ...]:
+        """The requests of a launched step's rows; finished ones are among them."""
+        return self._flying[step.number]
 
     def land(self, step: Step) -> tuple[Running, ...]:
         """A launched step has arrived: its rows' requests, no longer in flight; finished ones are among them."""

@@ -39,12 +39,16 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a request ended. stop_string: index into `SamplingParams.stop`, stop_token: the id; -1 for neither."""
+    """How a request ended. stop_string: index into `SamplingParams.stop`, stop_token: the id; -1 for neither.
+
+    message: one line for the client where it ended with an error. status: what kind of error, as an HTTP status.
+    """
 
     reason: FinishReason
     stop_string: int = -1
     stop_token: int = -1
     message: str = ""
+    status: int = 500
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from overdrive.compiling import Compiling
 from overdrive.device.stream import InlineStream
 from overdrive.engine import Engine, Meter
 from overdrive.engine_process import _Served
@@ -13,6 +14,7 @@ from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, SamplingParams
 from overdrive.wire import Batch, Submit, Tokens
+from tests.grammar.words import programs
 
 from .tiny_drafters import ngram
 from .tiny_engine import VOCAB, tiny_bench
@@ -54,7 +56,9 @@ def test_every_request_ends_once_with_the_reason() -> None:
     info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
     meter = Meter(DraftCounts(("ngram",), 3))
     company: Any = Company(looks=9)
-    engine = Engine(info, bench.scheduler, bench.committer, bench.loop, meter, [], company, lambda: None)
+    engine = Engine(
+        info, bench.scheduler, bench.committer, bench.loop, meter, [], Compiling(programs(), ()), company, lambda: None
+    )
     params = SamplingParams(max_tokens=60)
     link: Any = Link([Submit(f"r{i}", [i, 2, 3], params, 0.0) for i in range(5)])
     _Served(engine, link).run()

@@ -15,10 +15,12 @@ from overdrive.device.cpu.device import CpuDevice
 from overdrive.device.cpu.team import Team
 from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.runner import Runner
-from overdrive.device.sampling import Layout, SamplingState, sample
+from overdrive.device.sampling import Layout, Masks, SamplingState, sample
 from overdrive.device.state import SlotState
 from overdrive.device.stream import Stream
 from overdrive.draft import Drafter, Room
+from overdrive.grammar.constraint import Constraint, Free
+from overdrive.grammar.sheet import blank_sheet
 from overdrive.loop import Loop, Watch
 from overdrive.loop import Runner as LoopRunner
 from overdrive.memory.pages import PagePool
@@ -130,8 +132,19 @@ def next_logits(tokens: Sequence[int]) -> torch.Tensor:
     return model.logits(hidden[-1:])
 
 
-def tiny_oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Finish]:
-    """One token at a time, each from the whole text before it."""
+def _mask(constraint: Constraint, output: Sequence[int]) -> tuple[Constraint, Masks]:
+    """The constraint behind an output, and its mask there."""
+    for token in output:
+        constraint.accept(token)
+    sheet = blank_sheet(1, 1, 1, VOCAB // 32, 0)
+    assert constraint.walk([], sheet.bits, sheet.forced[0]) == 1
+    return constraint, Masks(torch.from_numpy(sheet.bits), torch.zeros(1, dtype=torch.int64))
+
+
+def tiny_oracle(
+    prompt: Sequence[int], params: SamplingParams, constraint: Callable[[], Constraint] = Free
+) -> tuple[list[int], Finish]:
+    """One token at a time, each from the whole text before it. constraint: makes that of an answer not yet begun."""
     tokens, stops = list(prompt), ByteStops(params.stop)
     none = torch.zeros((1, 0), dtype=torch.int64)
     while True:
@@ -139,10 +152,12 @@ def tiny_oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int
         state.admit(0, params, tokens, len(prompt))
         zero = torch.zeros(1, dtype=torch.int64)
         layout = Layout(zero, zero, zero, torch.tensor([len(tokens)]))
-        token = int(sample(next_logits(tokens), layout, none, state))
+        followed, masks = _mask(constraint(), tokens[len(prompt) :])
+        token = int(sample(next_logits(tokens), layout, none, state, masks))
         tokens.append(token)
+        followed.accept(token)
         hit, output_len = stops.push(token), len(tokens) - len(prompt)
-        if token in params.stop_token_ids:
+        if token in params.stop_token_ids or followed.ended:
             return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_token=token)
         if hit is not None and output_len >= params.min_tokens:
             return tokens[len(prompt) :], Finish(FinishReason.STOP, stop_string=hit.stop)

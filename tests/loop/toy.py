@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from overdrive.errors import OutOfDeviceMemory
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.text.stops import StopHit
 from overdrive.types import Finish, FinishReason, Outcome, SamplingParams, Step
 
@@ -65,6 +66,9 @@ class ToyFlight:
         self.reads: dict[int, list[list[int]]] = {}
         self.outcome: Outcome | None = None  # poison until the event
         self.event = None
+
+    def drafted(self) -> list[list[int]]:
+        return list(self.drafts.values())
 
     def wait(self) -> Outcome:
         self.event.wait()
@@ -136,7 +140,10 @@ class ToyRunner:
                 for end in range(start + row.known, start + len(fed) + 1)
             ]
 
-    def accept(self, flight: ToyFlight) -> None:
+    def sheet(self, flight: ToyFlight) -> MaskSheet:
+        raise AssertionError("no row of the toy is constrained")
+
+    def accept(self, flight: ToyFlight, sheet: MaskSheet = NO_MASKS) -> None:
         self.stream.launch(lambda: self._accept(flight))
         flight.event = self.stream.record()
 

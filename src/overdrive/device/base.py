@@ -61,8 +61,8 @@ class Device(Protocol):
 
     name: of the hardware, by which costs measured on it are told from others. threads: of this process that run
     arithmetic. lookahead: steps that may be launched before the one before them is settled; 1 overlaps the host's work
-    with the device's. team: the threads of the CPU's kernels, None elsewhere. kv_share: of the free memory, what the KV
-    cache takes when no size is given.
+    with the device's. mask_threads: that may write grammar masks at once while a step runs. team: the threads of the
+    CPU's kernels, None elsewhere. kv_share: of the free memory, what the KV cache takes when no size is given.
     """
 
     @property
@@ -76,6 +76,9 @@ class Device(Protocol):
 
     @property
     def lookahead(self) -> int: ...
+
+    @property
+    def mask_threads(self) -> int: ...
 
     @property
     def team(self) -> Team | None: ...

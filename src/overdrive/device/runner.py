@@ -17,12 +17,13 @@ from torch import Tensor
 from overdrive.device.batch import Batch
 from overdrive.device.logprobs import Logprobs, logprobs
 from overdrive.device.parallel.ranks import ALONE, Ranks
-from overdrive.device.sampling import Layout, Sampler, SamplingState
+from overdrive.device.sampling import Layout, Masks, Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps, TorchSteps
 from overdrive.device.stream import Event, Stream
 from overdrive.device.verify import Imposed, Verified
 from overdrive.draft.base import Drafter, Drafts, Fed
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet, blank_sheet
 from overdrive.model.transformer import Scored
 from overdrive.types import Outcome, Row, Step, TopLogprobs
 
@@ -46,12 +47,19 @@ class LaunchedStep:
         nothing = torch.zeros(len(rows), dtype=torch.int64, device=device)
         self.drafts = Drafts(torch.zeros((len(rows), 0), dtype=torch.int64, device=device), nothing, nothing)
         self.seconds = [0.0, 0.0, 0.0, 0.0]
+        self.proposed: Event
         self.batch: Batch
         self.layout: Layout
         self.hidden: Scored
         self.verified: Verified
         self.outcome: Outcome
         self.settled: Event
+
+    def drafted(self) -> list[list[int]]:
+        """The drafts of each row, once they are written. Raises StreamError when a launch failed."""
+        self.proposed.wait()
+        tokens, counts, _ = self.drafts
+        return [line[:count] for line, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
 
     def wait(self) -> Outcome:
         """The step's results. Raises StreamError when a launch failed."""
@@ -104,15 +112,22 @@ class Runner:
             self._stream.launch(lambda: self._enter(step))
         if any(row.drafts for row in step.rows):
             self._launch(launched, 0, self._draft)
+        if step.masked:
+            launched.proposed = self._stream.record()
         return launched
 
     def forward(self, launched: LaunchedStep) -> None:
         """Launch the target's pass over known tokens and drafts."""
         self._launch(launched, 1, self._forward)
 
-    def accept(self, launched: LaunchedStep) -> None:
+    def sheet(self, launched: LaunchedStep) -> MaskSheet:
+        """Room for the masks of a masked step."""
+        rows, drafts = launched.step.rows, max(row.drafts for row in launched.step.rows)
+        return blank_sheet(len(launched.step.masked), len(rows), drafts + 1, -(-self._sampling.vocab_size // 32), 0)
+
+    def accept(self, launched: LaunchedStep, sheet: MaskSheet = NO_MASKS) -> None:
         """Launch sampling and verification, and the copy of what the host will read."""
-        self._launch(launched, 2, self._accept)
+        self._launch(launched, 2, lambda launched: self._accept(launched, sheet))
         launched.settled = self._stream.record()
 
     def absorb(self, launched: LaunchedStep) -> None:
@@ -161,10 +176,13 @@ class Runner:
         )
         launched.hidden = self._target(launched.batch)
 
-    def _accept(self, launched: LaunchedStep) -> None:
+    def _accept(self, launched: LaunchedStep, sheet: MaskSheet) -> None:
         tokens, counts, sources = launched.drafts
-        logits = launched.hidden.logits
-        drawn = self._sampler(logits, launched.layout, tokens, self._sampling)
+        logits, masks = launched.hidden.logits, None
+        if sheet.masked:
+            masks = _masks(sheet, launched.layout)
+            counts = torch.minimum(counts, torch.from_numpy(sheet.legal).to(counts.device))
+        drawn = self._sampler(logits, launched.layout, tokens, self._sampling, masks)
         done = self._steps.agree(drawn, launched.layout, tokens, counts, self._imposed)
         self._ranks.share(done.tokens, done.counts)
         launched.verified = done
@@ -223,6 +241,13 @@ class Runner:
             part = following[at : at + SCORE_SLICE]
             found.append(_on_host(logprobs(self._logits(hidden), part, row.prompt_logprobs)))
         return found
+
+
+def _masks(sheet: MaskSheet, layout: Layout) -> Masks:
+    """The sheet as the sampler reads it, on the layout's device."""
+    device = layout.rows.device
+    lines = torch.from_numpy(sheet.index).to(device)
+    return Masks(torch.from_numpy(sheet.bits).to(device), lines[layout.rows, layout.depths])
 
 
 def _on_host(scores: Logprobs) -> TopLogprobs:

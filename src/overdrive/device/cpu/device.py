@@ -83,6 +83,11 @@ class CpuDevice:
         return self.team.threads
 
     @property
+    def mask_threads(self) -> int:
+        """As many: where host work does not overlap, these cores have nothing else to do."""
+        return self.team.threads
+
+    @property
     def steps(self) -> Steps:
         """The bookkeeping around the model."""
         return CpuSteps()

@@ -33,7 +33,7 @@ from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.device.stream import InlineStream, Stream, Wait
 from overdrive.draft.padded import PaddedRoom
-from overdrive.machine import available_bytes
+from overdrive.machine import available_bytes, usable_cores
 from overdrive.model.ops import Attention
 from overdrive.model.transformer import Transformer
 from overdrive.scheduler import Limits
@@ -68,6 +68,11 @@ class CudaDevice:
         tokens = given.max_step_tokens or max(STEP_TOKENS, rows)
         chunk = given.chunk or min(CHUNK, tokens)
         return replace(options, scheduler=replace(given, max_rows=rows, max_step_tokens=tokens, chunk=chunk))
+
+    @property
+    def mask_threads(self) -> int:
+        """Half of the processor, which has little else to do while a step runs; eight at most."""
+        return max(1, min(8, usable_cores() // 2))
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from overdrive.device.cuda.scores import Scores
 from overdrive.device.cuda.shapes import StepShape
 from overdrive.device.cuda.timing import Laps
 from overdrive.device.stream import Event, Stream
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.types import Outcome, Step
 
 IN_FLIGHT = 3
@@ -133,7 +134,10 @@ class CudaRunner:
             self._run(self._launches.forward(shape, views))
         flight.laps.mark()
 
-    def accept(self, flight: Flight) -> None:
+    def sheet(self, flight: Flight) -> MaskSheet:
+        raise NotImplementedError
+
+    def accept(self, flight: Flight, sheet: MaskSheet = NO_MASKS) -> None:
         """Launch sampling and verification, and the copy of what the host will read."""
         self._launch(lambda: self._accept(flight))
         flight.settled = self._stream.record()

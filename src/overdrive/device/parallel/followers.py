@@ -34,6 +34,7 @@ from overdrive.device.parallel.link import (
 )
 from overdrive.device.stream import Point
 from overdrive.errors import OverdriveError
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.types import Step
 
 if TYPE_CHECKING:
@@ -243,8 +244,11 @@ class LeadingRunner(Generic[F]):
     def forward(self, flight: F, /) -> None:
         self._runner.forward(flight)
 
-    def accept(self, flight: F, /) -> None:
-        self._runner.accept(flight)
+    def sheet(self, flight: F, /) -> MaskSheet:
+        return self._runner.sheet(flight)
+
+    def accept(self, flight: F, sheet: MaskSheet = NO_MASKS, /) -> None:
+        self._runner.accept(flight, sheet)
 
     def absorb(self, flight: F, /) -> None:
         self._runner.absorb(flight)

@@ -1,0 +1,70 @@
+"""Requests that wait for their grammar: held back from admission until it is compiled, ended where it cannot be.
+
+Knows requests and programs; never how a grammar is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from overdrive.errors import BadRequest
+from overdrive.grammar.base import Vocabulary
+from overdrive.grammar.constraint import Constrained
+from overdrive.grammar.guidance import GuidanceCompiler
+from overdrive.grammar.programs import Programs, Ticket, wait_for
+from overdrive.request import Request
+from overdrive.text import Tokenizer
+
+
+class Compiling:
+    """Owns the programs. Used by the engine's thread."""
+
+    def __init__(self, programs: Programs, eos_ids: Sequence[int]) -> None:
+        self._programs = programs
+        self._eos_ids = tuple(eos_ids)
+        self._waiting: dict[Request, Ticket] = {}
+
+    def hold(self, request: Request) -> None:
+        """Have the request's grammar compiled; it is held until `release` lets it go."""
+        grammar = request.params.grammar
+        if grammar is not None:
+            request.held = True
+            self._waiting[request] = self._programs.ask(grammar.kind, grammar.source)
+
+    def release(self) -> list[tuple[Request, BadRequest]]:
+        """Let those go whose grammar is there. Returns those that must end, and why."""
+        refused = []
+        for request, ticket in list(self._waiting.items()):
+            if request.finish is not None:
+                del self._waiting[request]
+            elif ticket.ready:
+                del self._waiting[request]
+                try:
+                    request.constraint = self._constraint(request, ticket)
+                    request.held = False
+                except BadRequest as error:
+                    refused.append((request, error))
+        return refused
+
+    def _constraint(self, request: Request, ticket: Ticket) -> Constrained:
+        grammar = request.params.grammar
+        assert grammar is not None
+        return Constrained(ticket.program(), self._eos_ids, grammar.after)
+
+    def wait(self, seconds: float) -> None:
+        """Nothing else is to be done: returns when a grammar may be there, after `seconds` at the latest."""
+        wait_for(self._waiting.values(), seconds)
+
+    def close(self) -> None:
+        """Compile nothing more."""
+        self._programs.close()
+
+
+def open_compiling(tokenizer: Tokenizer, size: int, eos_ids: tuple[int, ...]) -> Compiling:
+    """For the tokens of a model. size: of its own vocabulary. eos_ids: that end its answers."""
+    table = tokenizer.table
+    encode = partial(tokenizer.encode, add_special=False)
+    special = table.special.union(eos_ids)
+    vocabulary = Vocabulary(size, table.pieces, special, eos_ids, encode, table.strips_space)
+    return Compiling(Programs(GuidanceCompiler(vocabulary)), eos_ids)

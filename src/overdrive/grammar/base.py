@@ -1,0 +1,99 @@
+"""What the engine asks of a grammar library. Knows token ids and masks; never how a grammar is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.int32]
+"""A mask: token t is legal where bit t % 32 of word t // 32 is set. [ceil(V / 32)]"""
+
+
+class GrammarFault(Exception):
+    """A matcher cannot go on: a token that it refused, or a step beyond its limits. Ends one request, no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens that grammars are matched with.
+
+    size: of the model's vocabulary, whose padding beyond `pieces` is never legal. pieces: the bytes of each id, special
+    tokens by their names. special: ids that stand for no text. eos_ids: those that end an answer. encode: ids of a text
+    as the tokenizer cuts it; drafts are better for it, and masks of text that is certain hold its token alone.
+    begins_with_space: `encode` puts a space first that is not in the text (SentencePiece).
+    """
+
+    size: int
+    pieces: Sequence[bytes]
+    special: frozenset[int]
+    eos_ids: tuple[int, ...]
+    encode: Callable[[str], list[int]]
+    begins_with_space: bool = False
+
+    @property
+    def words(self) -> int:
+        """Words of a mask."""
+        return -(-self.size // 32)
+
+
+class Matcher(Protocol):
+    """How far one answer has come in its grammar. End tokens are legal exactly where the answer may end."""
+
+    @property
+    def done(self) -> bool:
+        """An end token was accepted: nothing follows, and nothing may be asked any more but `rollback`."""
+        ...
+
+    def fill(self, words: Words) -> None:
+        """Write the mask of what may come next. Raises GrammarFault where the library gives up."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Go on by one token. Raises GrammarFault where it is not legal; the matcher is of no use then."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        ...
+
+    def forced(self) -> list[int]:
+        """Tokens that certainly follow, perhaps none: for drafts, so nothing depends on them."""
+        ...
+
+
+class Program(Protocol):
+    """A compiled grammar."""
+
+    def start(self) -> Matcher:
+        """A matcher at its beginning."""
+        ...
+
+
+class Compiler(Protocol):
+    """Makes programs. Used by several threads at once."""
+
+    def __call__(self, kind: str, source: str) -> Program:
+        """`GrammarSpec.kind` and `.source`, compiled. Raises BadRequest, naming what is wrong."""
+        ...
+
+
+def legal(words: Words, token: int) -> bool:
+    """Whether the mask has the token."""
+    return bool(words[token >> 5] >> (token & 31) & 1)
+
+
+def only(tokens: Sequence[int], words: Words) -> None:
+    """Write the mask that has these tokens alone."""
+    words[:] = 0
+    for token in tokens:
+        words.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def all_but(tokens: Sequence[int], words: Words) -> None:
+    """Write the mask that lacks these tokens alone."""
+    only(tokens, words)
+    np.invert(words, out=words)

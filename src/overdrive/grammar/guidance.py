@@ -1,0 +1,179 @@
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance). Nothing else in the engine knows it.
+
+Its matchers never raise for what a grammar or a token does: they enter a state of error for good. That is found here
+and told as GrammarFault.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import llguidance
+
+from overdrive.errors import BadRequest
+from overdrive.grammar.base import GrammarFault, Vocabulary, Words, only
+from overdrive.grammar.sources import compose
+
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""What one matcher may take: about 100 MB where a grammar goes as far as that, most take a thousandth; and, by the
+library's own limits on each step, about 20 ms for a mask."""
+
+
+class GuidanceMatcher:
+    """`Matcher`. End tokens are kept from the library but where a grammar names them: it accepts nothing behind one."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+        self._ended = False
+
+    @property
+    def done(self) -> bool:
+        return self._ended
+
+    def fill(self, words: Words) -> None:
+        if self._matcher.is_stopped():
+            self._check()
+            only(self._eos_ids, words)
+        else:
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self._check()
+
+    def accept(self, token: int) -> None:
+        if self._ended:
+            raise GrammarFault("the answer had ended already")
+        if token in self._eos_ids and self._matcher.is_accepting():
+            self._ended = True
+        elif self._matcher.is_stopped() or not self._matcher.consume_token(token):
+            raise GrammarFault(f"the grammar refuses token {token}{_because(self._matcher)}")
+
+    def rollback(self, count: int) -> None:
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count and not self._matcher.rollback(count):
+            raise GrammarFault(f"the grammar cannot go back{_because(self._matcher)}")
+
+    def forced(self) -> list[int]:
+        if self._ended:
+            return []
+        if self._matcher.is_stopped():
+            return list(self._eos_ids[:1])
+        return self._matcher.compute_ff_tokens()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFault(f"the grammar exceeds its limits{_because(self._matcher)}")
+
+
+class GuidanceProgram:
+    """`Program`: a matcher that nobody moves."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+        self._matcher = matcher
+        self._eos_ids = eos_ids
+
+    def start(self) -> GuidanceMatcher:
+        return GuidanceMatcher(self._matcher.deep_copy(), self._eos_ids)
+
+
+class GuidanceCompiler:
+    """`Compiler` for a vocabulary, which is read when the first grammar comes (a fraction of a second)."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._opened: list[llguidance.LLTokenizer] = []  # none yet, or the one
+
+    def __call__(self, kind: str, source: str) -> GuidanceProgram:
+        grammar = compose(kind, source)
+        matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise BadRequest(f"the {_NAMES[kind]} cannot be used{_because(matcher)}")
+        return GuidanceProgram(matcher, self._vocabulary.eos_ids)
+
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if not self._opened:
+                self._opened.append(open_tokenizer(self._vocabulary))
+            return self._opened[0]
+
+
+_NAMES = {
+    "json_object": "JSON grammar",
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "lark": "grammar",
+    "gbnf": "grammar",
+}
+
+
+def open_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """The library's view of a vocabulary. Raises BadRequest where it has no end token, or none that it can read."""
+    if not vocabulary.eos_ids:
+        raise BadRequest("this model has no end token: constrained answers could not end")
+    try:
+        return llguidance.LLTokenizer(cast(Any, _Wrapped(vocabulary)), eos_token=list(vocabulary.eos_ids))
+    except ValueError as error:
+        raise BadRequest(f"this model's tokenizer cannot be used for constrained answers: {error}") from error
+
+
+class _Wrapped:
+    """A vocabulary as `llguidance.TokenizerWrapper` has it, attribute by attribute."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        missing = vocabulary.size - len(vocabulary.pieces)
+        self.tokens = [*vocabulary.pieces[: vocabulary.size], *[b""] * max(0, missing)]
+        self.special_token_ids = sorted(vocabulary.special)
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self._vocabulary = vocabulary
+        self._longest = max(map(len, self.tokens), default=1)
+        plain = (token for token in range(len(self.tokens) - 1, -1, -1) if token not in vocabulary.special)
+        self._ids = {self.tokens[token]: token for token in plain}  # the lowest id of equal ones
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Ids whose bytes are those of `text`: the tokenizer's, or, where it changes the text, the longest ones."""
+        data = text.encode() if isinstance(text, str) else text
+        try:
+            ids = self._encode(data.decode())
+        except UnicodeDecodeError:
+            return self._greedy(data)
+        special = any(token in self._vocabulary.special for token in ids)
+        return self._greedy(data) if special or self._joined(ids) != data else ids
+
+    def _encode(self, text: str) -> list[int]:
+        """As the tokenizer cuts it in the middle of a text: behind a new line, which takes the space that is put first.
+
+        What does not fit is found by its bytes.
+        """
+        if not self._vocabulary.begins_with_space:
+            return self._vocabulary.encode(text)
+        before = self._vocabulary.encode("\n")
+        return self._vocabulary.encode("\n" + text)[len(before) :]
+
+    def _joined(self, ids: Sequence[int]) -> bytes:
+        return b"".join([self.tokens[token] for token in ids])
+
+    def _greedy(self, data: bytes) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            stops = range(min(len(data), at + self._longest), at, -1)
+            stop = next((stop for stop in stops if data[at:stop] in self._ids), None)
+            if stop is None:
+                return ids  # no token has this byte: what is forced is no more than what came before it
+            ids.append(self._ids[data[at:stop]])
+            at = stop
+        return ids
+
+
+def _because(matcher: llguidance.LLMatcher) -> str:
+    """The first line of what the library says, for people; "" where it says nothing."""
+    said = matcher.get_error().strip().splitlines()
+    return f": {said[0][:400]}" if said else ""

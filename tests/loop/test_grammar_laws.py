@@ -1,0 +1,49 @@
+"""Constrained answers: whatever the engine does, they are those of one token at a time, and what is whole is valid."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from overdrive.device.stream import InlineStream
+from overdrive.policy.controller import FixedDrafts
+
+from .bench import RandomDrafts, StopAndGo
+from .constrained import check, mixed_requests
+from .lazy import LazyStream
+from .test_engine_laws import random_bounds, wild
+from .tiny_drafters import DRAFTERS
+from .tiny_engine import tiny_bench
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_constrained_text_does_not_depend_on_anything_the_engine_decides(block: int) -> None:
+    """Random K, drafters, pages, chunks, mates, lookahead, preemption, lateness, markers, all sampling rules."""
+    whole = 0
+    for seed in range(block * 6, block * 6 + 6):
+        rng = random.Random(seed)
+        b = tiny_bench(
+            LazyStream(rng),
+            rng.choice([RandomDrafts, StopAndGo])(rng),
+            rng.choice([*DRAFTERS.values(), wild(rng)]),
+            **random_bounds(rng),
+        )
+        requests = mixed_requests(rng, rng.randint(2, 7))
+        for request in requests:
+            b.scheduler.submit(request)
+        b.run()
+        whole += check(b, requests)
+    assert whole > 3
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 3, 7])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_constrained_text_does_not_depend_on_k(drafts: int, drafter: str) -> None:
+    rng = random.Random(5)
+    b = tiny_bench(InlineStream(), FixedDrafts(drafts), DRAFTERS[drafter], lookahead=0)
+    requests = mixed_requests(rng, 8)
+    for request in requests:
+        b.scheduler.submit(request)
+    b.run()
+    check(b, requests)
