@@ -23,6 +23,7 @@ from overdrive.device.steps import Steps, TorchSteps
 from overdrive.device.stream import Event, Stream
 from overdrive.device.verify import Imposed, Verified
 from overdrive.draft.base import Drafter, Drafts, Fed
+from overdrive.grammar.base import mask_words
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet, blank_sheet
 from overdrive.model.transformer import Scored
 from overdrive.types import Outcome, Row, Step, TopLogprobs
@@ -123,7 +124,7 @@ class Runner:
     def sheet(self, launched: LaunchedStep) -> MaskSheet:
         """Room for the masks of a masked step."""
         rows, drafts = launched.step.rows, max(row.drafts for row in launched.step.rows)
-        return blank_sheet(len(launched.step.masked), len(rows), drafts + 1, -(-self._sampling.vocab_size // 32), 0)
+        return blank_sheet(len(launched.step.masked), len(rows), drafts + 1, mask_words(self._sampling.vocab_size), 0)
 
     def accept(self, launched: LaunchedStep, sheet: MaskSheet = NO_MASKS) -> None:
         """Launch sampling and verification, and the copy of what the host will read."""

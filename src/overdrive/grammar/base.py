@@ -17,6 +17,11 @@ class GrammarFault(Exception):
     """A matcher cannot go on: a token that it refused, or a step beyond its limits. Ends one request, no other."""
 
 
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask."""
+    return -(-vocab_size // 32)
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The tokens that grammars are matched with.
@@ -33,11 +38,6 @@ class Vocabulary:
     eos_ids: tuple[int, ...]
     encode: Callable[[str], list[int]]
     begins_with_space: bool = False
-
-    @property
-    def words(self) -> int:
-        """Words of a mask."""
-        return -(-self.size // 32)
 
 
 class Matcher(Protocol):

@@ -13,18 +13,22 @@ from torch import Tensor
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.shapes import Extent, StepShape
 from overdrive.device.cuda.steps import StepRows
-from overdrive.device.sampling import Layout
+from overdrive.device.sampling import Layout, Masks
 from overdrive.draft.padded import PaddedDrafts
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """extent: of steps. pages: columns of the page table. hidden: width of the model. taps: width of a token's taps."""
+    """extent: of steps. pages: columns of the page table. hidden: width of the model. taps: width of a token's taps.
+
+    words: of a grammar mask.
+    """
 
     extent: Extent
     pages: int
     hidden: int
     taps: int
+    words: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,9 @@ class StepViews:
     """A step's tensors at its shape: R rows, T tokens, Q = K + 1 logits per row.
 
     rows: as the host described them. drafts, batch, layout: as `flatten` leaves them. hidden: [R * Q, H] of the wanted
-    tokens, final-normed. taps: [T, W]. drawn: [R * Q] int64. tokens: [R, Q] and counts: [R], int64, what was accepted.
+    tokens, final-normed. taps: [T, W]. masks: of steps with grammars. lines: [R * Q + R] int64, filled by one copy, of
+    which the index of the masks and legal are views: [R] int64, the most drafts to accept. drawn: [R * Q] int64.
+    tokens: [R, Q] and counts: [R], int64, what was accepted.
     results: [R * Q + 3 R] int64, what the host reads: tokens, counts, and the drafts' counts and sources, one after the
     other; the names above are views of it.
     """
@@ -43,6 +49,9 @@ class StepViews:
     layout: Layout
     hidden: Tensor
     taps: Tensor
+    masks: Masks
+    lines: Tensor
+    legal: Tensor
     drawn: Tensor
     tokens: Tensor
     counts: Tensor
@@ -67,14 +76,25 @@ class StepBuffers:
         self._by_wanted = integers(5 * wanted).view(5, wanted)
         self._drawn, self._drafted = integers(wanted), integers(wanted)
         self._results = integers(wanted + 3 * rows)
+        self._mask_bits = integers(wanted * sizes.words, torch.int32).view(wanted, sizes.words)
+        self._by_mask = integers(wanted + rows).fill_(-1)
         self._hidden = torch.zeros((wanted, sizes.hidden), dtype=dtype, device=device)
         self._taps = torch.zeros((tokens, sizes.taps), dtype=dtype, device=device)
         self._views: dict[StepShape, StepViews] = {}
 
     @property
+    def words(self) -> int:
+        """Of a mask."""
+        return self._sizes.words
+
+    @property
     def results_size(self) -> int:
         """Elements of the longest `StepViews.results`."""
         return self._results.numel()
+
+    def unmask(self) -> None:
+        """No position of any shape has a mask."""
+        self._by_mask.fill_(-1)
 
     def of(self, shape: StepShape) -> StepViews:
         """The views of a shape, always the same."""
@@ -107,6 +127,9 @@ class StepBuffers:
             layout=Layout(*layout),
             hidden=self._hidden[: r * q],
             taps=self._taps[:t],
+            masks=Masks(self._mask_bits, self._by_mask[: r * q]),
+            lines=self._by_mask[: r * q + r],
+            legal=self._by_mask[r * q : r * q + r],
             drawn=self._drawn[: r * q],
             tokens=tokens.view(r, q),
             counts=counts,

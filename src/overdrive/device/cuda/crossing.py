@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from overdrive.grammar.sheet import MaskSheet
 from overdrive.types import Step
 
 
@@ -36,9 +37,40 @@ class Ring:
         """Enqueue a copy of the first `count` elements to the device."""
         to[:count].copy_(self._buffers[place][:count], non_blocking=True)
 
-    def download(self, place: int, source: Tensor) -> None:
-        """Enqueue a copy of the device's `source`, [n] int64, to the first n elements."""
-        self._buffers[place][: len(source)].copy_(source, non_blocking=True)
+    def download(self, place: int, *sources: Tensor) -> None:
+        """Enqueue copies of the device's `sources`, [n] int64 each, to the first elements, one behind the other."""
+        at = 0
+        for source in sources:
+            self._buffers[place][at : at + len(source)].copy_(source, non_blocking=True)
+            at += len(source)
+
+
+class Paper:
+    """A step's masks on the host: the memory of a `MaskSheet`, pinned where there is a CUDA device to copy to.
+
+    What the allocator of pinned memory gets back, it gives out again only when copies from it are done.
+    """
+
+    def __init__(self, bits: Tensor, lines: Tensor, sheet: MaskSheet) -> None:
+        """bits: [M, W] int32. lines: [R * Q + R] int64, index and legal. sheet: the same memory."""
+        self._bits = bits
+        self._lines = lines
+        self.sheet = sheet
+
+    @classmethod
+    def blank(cls, masks: int, words: int, rows: int, queries: int, pinned: bool) -> Paper:
+        """Room for so many masks; all of R = `rows` are free."""
+        bits = torch.empty((masks, words), dtype=torch.int32, pin_memory=pinned)
+        lines = torch.empty(rows * queries + rows, dtype=torch.int64, pin_memory=pinned)
+        index, legal = lines.numpy()[: rows * queries].reshape(rows, queries), lines.numpy()[rows * queries :]
+        sheet = MaskSheet(bits.numpy(), index, legal, np.full((rows, queries, 0), -1, np.int64))
+        sheet.clear()
+        return cls(bits, lines, sheet)
+
+    def upload(self, bits: Tensor, lines: Tensor) -> None:
+        """Enqueue copies to the device: of the masks to the first of `bits`, and of `lines`, which are as many."""
+        bits[: len(self._bits)].copy_(self._bits, non_blocking=True)
+        lines.copy_(self._lines, non_blocking=True)
 
 
 def describe(step: Step, array: NDArray[np.int64], rows: int, spare_slot: int) -> None:

@@ -27,12 +27,13 @@ from overdrive.device.cuda.sampling import CudaSampler
 from overdrive.device.cuda.sampling_state import StaticSamplingState
 from overdrive.device.cuda.shapes import ROWS as SIZES
 from overdrive.device.cuda.shapes import Extent, bucket, reachable
-from overdrive.device.cuda.stream import CudaStream
+from overdrive.device.cuda.stream import CudaStream, SideStream, run_here
 from overdrive.device.cuda.timing import CudaLaps, NoLaps
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.device.stream import InlineStream, Stream, Wait
 from overdrive.draft.padded import PaddedRoom
+from overdrive.grammar.base import mask_words
 from overdrive.machine import available_bytes, usable_cores
 from overdrive.model.ops import Attention
 from overdrive.model.transformer import Transformer
@@ -131,11 +132,13 @@ class CudaDevice:
         drafter = parts.choice.open_padded(PaddedRoom(device, state, sampling, parts.n_pages, draw, attend))
         imposed = impose(parts.options.draft.simulate_acceptance, sampling, extent.queries - 1)
         launches = Launches(model, partial(attend, kv, config), state, sampling, sampler, drafter, imposed, parts.ranks)
-        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, len(drafter.taps) * config.hidden)
+        words = mask_words(config.vocab) if parts.ranks.rank == 0 else 0
+        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, len(drafter.taps) * config.hidden, words)
         buffers = StepBuffers(sizes, model.dtype, device)
         if not isinstance(stream, CudaStream):
-            return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps)
-        return CudaRunner(launches, buffers, stream, CudaGraphs(stream.stream), device, CudaLaps)
+            return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps, run_here)
+        aside = SideStream(device).run
+        return CudaRunner(launches, buffers, stream, CudaGraphs(stream.stream), device, CudaLaps, aside)
 
 
 class Attending:
@@ -168,7 +171,8 @@ def step_bytes(options: EngineOptions, model: Transformer) -> int:
     logits = extent.rows * extent.queries * config.vocab * 4
     activations = extent.tokens * (8 * config.hidden + 3 * config.mlp) * model.dtype.itemsize
     counts = limits.max_rows * config.vocab * 5
-    return 2 * logits + 2 * activations + counts + GRAPH_BYTES
+    masks = extent.rows * extent.queries * mask_words(config.vocab) * 4
+    return 2 * logits + 2 * activations + counts + masks + GRAPH_BYTES
 
 
 def _scores_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -107,7 +107,8 @@ class Launches:
             self.ranks.share(*decided)
             advance(views.rows, self.state, *decided)
         else:
-            self.sampler.draw(logits, views.layout, drafts.tokens, self.sampling, rules, out=views.drawn)
+            masks = views.masks if rules == "full" else None
+            self.sampler.draw(logits, views.layout, drafts.tokens, self.sampling, rules, out=views.drawn, masks=masks)
             accept(views.drawn, views.rows, drafts.tokens, drafts.counts, self.state, *decided, self.imposed)
             self.ranks.share(*decided)
         if rules == "full":

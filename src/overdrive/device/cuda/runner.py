@@ -16,14 +16,15 @@ from functools import partial
 
 import torch
 
-from overdrive.device.cuda.buffers import StepBuffers
-from overdrive.device.cuda.crossing import Ring, describe
+from overdrive.device.cuda.buffers import StepBuffers, StepViews
+from overdrive.device.cuda.crossing import Paper, Ring, describe
 from overdrive.device.cuda.graphs import Graphs
 from overdrive.device.cuda.launches import Keyed, Launches
+from overdrive.device.cuda.sampling_state import Rules
 from overdrive.device.cuda.scores import Scores
 from overdrive.device.cuda.shapes import StepShape
 from overdrive.device.cuda.timing import Laps
-from overdrive.device.stream import Event, Stream
+from overdrive.device.stream import Event, Launch, Stream
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.types import Outcome, Step
 
@@ -34,14 +35,27 @@ IN_FLIGHT = 3
 class Flight:
     """A launched step. The host reads what became of it only through `wait`."""
 
-    def __init__(self, step: Step, shape: StepShape, place: int, results: Ring, laps: Laps) -> None:
+    def __init__(self, step: Step, shape: StepShape, place: int, results: Ring, drafts: Ring, laps: Laps) -> None:
         self.step = step
         self.shape = shape
         self.place = place
         self.laps = laps
         self.scores = Scores()
+        self.proposed: Event
         self.settled: Event
+        self.paper: Paper
         self._results = results
+        self._drafts = drafts
+
+    def drafted(self) -> list[list[int]]:
+        """The drafts of each row, once they are written. Raises StreamError when a launch failed."""
+        rows, r, k = self.step.rows, self.shape.rows, self.shape.drafts
+        if not k:
+            return [[] for _ in rows]
+        self.proposed.wait()
+        written = self._drafts.array(self.place)
+        tokens, counts = written[: r * k].reshape(r, k).tolist(), written[r * k : r * k + r].tolist()
+        return [line[: min(count, row.drafts)] for row, line, count in zip(rows, tokens, counts, strict=False)]
 
     def wait(self) -> Outcome:
         """The step's results. Raises StreamError when a launch failed."""
@@ -67,14 +81,20 @@ class CudaRunner:
         graphs: Graphs,
         device: torch.device,
         laps: Callable[[], Laps],
+        aside: Callable[[Launch], None],
     ) -> None:
+        """aside: runs copies that need not wait for what the stream is doing."""
         self._launches = launches
         self._buffers = buffers
         self._stream = stream
         self._graphs = graphs
         self._laps = laps
+        self._pinned = device.type == "cuda"
         self._rows = Ring(IN_FLIGHT, buffers.described.numel(), device)
         self._results = Ring(IN_FLIGHT, buffers.results_size, device)
+        self._drafts = Ring(IN_FLIGHT, buffers.results_size, device)
+        self._aside = aside
+        self._masked = False  # the device's masks are not those of a step in which all is free
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -101,9 +121,11 @@ class CudaRunner:
     def draft(self, step: Step) -> Flight:
         """Launch the rows' descriptions, the slots' new values and, where the plan wants any, the drafts."""
         shape = StepShape.of(step)
-        flight = Flight(step, shape, self._rows.turn(), self._results, self._laps())
+        flight = Flight(step, shape, self._rows.turn(), self._results, self._drafts, self._laps())
         describe(step, self._rows.array(flight.place), shape.rows, self._launches.spare_slot)
         self._launch(lambda: self._draft(flight))
+        if step.masked and shape.drafts:
+            flight.proposed = self._stream.record()
         return flight
 
     def _draft(self, flight: Flight) -> None:
@@ -113,7 +135,10 @@ class CudaRunner:
         self._launches.enter(step)
         if any(row.drafts for row in step.rows):
             drafter.catch_up(step)
-            self._run(self._launches.draft(shape, self._buffers.of(shape), drafter.width(step)))
+            views = self._buffers.of(shape)
+            self._run(self._launches.draft(shape, views, drafter.width(step)))
+            if step.masked:
+                self._drafts.download(flight.place, views.drafts.tokens.view(-1), views.drafts.counts)
         flight.laps.mark()
 
     def _run(self, keyed: Keyed) -> None:
@@ -135,23 +160,40 @@ class CudaRunner:
         flight.laps.mark()
 
     def sheet(self, flight: Flight) -> MaskSheet:
-        raise NotImplementedError
+        """Room for the masks of a masked step."""
+        rows, queries = flight.shape.rows, flight.shape.queries
+        masks, words = len(flight.step.masked) * queries, self._buffers.words
+        flight.paper = Paper.blank(masks, words, rows, queries, self._pinned)
+        return flight.paper.sheet
 
     def accept(self, flight: Flight, sheet: MaskSheet = NO_MASKS) -> None:
-        """Launch sampling and verification, and the copy of what the host will read."""
+        """Launch sampling and verification, and the copy of what the host will read. sheet: the flight's own."""
         self._launch(lambda: self._accept(flight))
         flight.settled = self._stream.record()
 
     def _accept(self, flight: Flight) -> None:
         step, launches = flight.step, self._launches
         views = self._buffers.of(flight.shape)
-        rules = launches.sampling.rules(row.slot for row in step.rows)
+        rules: Rules = "full" if step.masked else launches.sampling.rules(row.slot for row in step.rows)
+        self._mask(flight, views)
         if any(row.logprobs >= 0 and row.emits for row in step.rows):
             flight.scores.take(step, views, launches.run_accept(views, rules))
         else:
             self._run(launches.accept(flight.shape, views, rules))
         self._results.download(flight.place, views.results)
         flight.laps.mark()
+
+    def _mask(self, flight: Flight, views: StepViews) -> None:
+        """Have the device see the flight's masks and no others, and offer no draft that is not legal.
+
+        The masks of the step before are not read any more: the host wrote these ones when it had that step's results.
+        """
+        if flight.step.masked:
+            self._aside(lambda: flight.paper.upload(views.masks.bits, views.lines))
+            torch.minimum(views.drafts.counts, views.legal, out=views.drafts.counts)
+        elif self._masked:
+            self._buffers.unmask()
+        self._masked = bool(flight.step.masked)
 
     def absorb(self, flight: Flight) -> None:
         """Launch what the drafter reads of prompts at once; what it keeps of every step is part of accepting."""

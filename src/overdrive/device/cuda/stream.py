@@ -27,6 +27,27 @@ class CudaEvent:
             raise launch_error(self._error) from self._error
 
 
+class SideStream:
+    """Copies to the device beside what the engine's stream is doing: they need not wait for it, it waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, work: Launch) -> None:
+        """Enqueue `work` now, whatever the current stream still has to do, which goes on behind it.
+
+        It must write only what nothing enqueued before it still reads: that is the caller's to know.
+        """
+        with torch.cuda.stream(self._stream):
+            work()
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+def run_here(work: Launch) -> None:
+    """In place of `SideStream.run`: in turn."""
+    work()
+
+
 class CudaStream:
     """Runs each launch at once in the caller's thread, where it only enqueues work on the device.
 
