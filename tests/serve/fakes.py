@@ -138,6 +138,8 @@ class FakeEngine:
         endpoint.send(Ready(self._info))
         endpoint.send(STATS)
         while not self.closed.is_set() and (self._running or not self._draining):
+            for message in self.tell():
+                endpoint.send(message)
             for message in endpoint.poll(0.002 if not self._running else 0):
                 self._take(message)
             if batch := self._round():
@@ -146,6 +148,10 @@ class FakeEngine:
                 time.sleep(self._round_seconds)
         endpoint.send(Batch([Tokens(name, finish=FinishReason.ABORT) for name in self._running]))
         endpoint.close()
+
+    def tell(self) -> list[Stats]:
+        """Statistics to send now, beside those of the start."""
+        return []
 
     def _take(self, message: ToEngine) -> None:
         match message:
@@ -191,12 +197,13 @@ class FakeServer:
         address: str,
         info: EngineInfo = INFO,
         serve_engine: Callable[[str], None] | None = None,
+        engine: FakeEngine | None = None,
         **options: object,
     ) -> None:
-        """serve_engine: serves at the address of the link until it is told to stop."""
+        """serve_engine: serves at the address of the link until it is told to stop. engine: one with its own ways."""
         self._address = address
         self._options = ServerOptions(**options)
-        self.engine = FakeEngine(info=info)
+        self.engine = engine or FakeEngine(info=info)
         self._serve_engine = serve_engine or self.engine.serve
         self._socket = listen(ServerOptions(port=0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

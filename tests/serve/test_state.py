@@ -95,28 +95,6 @@ def test_server_info_tells_how_drafting_went_by_source_and_key(http):
     }
 
 
-def test_the_live_page_needs_nothing_from_elsewhere(http):
-    page = http.get("/")
-    assert page.headers["content-type"].startswith("text/html")
-    links = re.findall(r"""(?:src|href)=["']([^"']+)|url\(([^)]+)|fetch\(["']([^"']+)""", page.text)
-    assert {next(filter(None, link)) for link in links} == {
-        "data:,",
-        "/openapi.json",
-        "/metrics",
-        "/stats",
-        "/v1/chat/completions",
-    }
-    assert set(re.findall(r"https?://[^\s\"']+", page.text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert set(http.get("/stats").json()) == {
-        "model",
-        "stats",
-        "drafter",
-        "draft_model",
-        "drafts",
-        "precision",
-    }
-
-
 def test_the_documentation_names_every_path_and_field(http):
     """Everything that clients may send or call stands in docs/api.md."""
     text = Path(__file__).parents[2].joinpath("docs", "api.md").read_text()

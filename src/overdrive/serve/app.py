@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from importlib.resources import files
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from overdrive.serve.completions import text_completion
 from overdrive.serve.faults import ServerFault, error_response
 from overdrive.serve.guards import Authorise, CountRequests, EndQuietly
 from overdrive.serve.openapi import body, document
+from overdrive.serve.page.routes import add_page
 from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
 from overdrive.serve.service import Closed, Gate, Service, off_loop
@@ -36,8 +36,6 @@ from overdrive.strict import Model, invalid
 log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
-PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-PAGE = files("overdrive.serve").joinpath("page.html")
 
 
 def create_app(gate: Gate) -> FastAPI:
@@ -47,6 +45,7 @@ def create_app(gate: Gate) -> FastAPI:
     _add_generation(app, gate)
     _add_text(app, gate)
     _add_state(app, gate)
+    add_page(app, gate)
     if gate.options.api_key:
         app.add_middleware(Authorise, key=gate.options.api_key)
     app.add_middleware(CountRequests, counter=gate.metrics.requests)
@@ -171,21 +170,6 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
             "stats": service.client.stats,
         }
         return Response(msgspec.json.encode(facts), media_type="application/json")
-
-    @app.get("/stats", include_in_schema=False)
-    async def stats() -> Response:
-        """The engine's latest statistics, for the live page."""
-        service = gate.service()
-        names = ("drafter", "draft_model", "drafts", "precision")
-        facts = {name: getattr(service.info, name) for name in names}
-        value = {"model": service.name, "stats": service.client.stats, **facts}
-        return Response(msgspec.json.encode(value), media_type="application/json")
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        """The live page."""
-        headers = {"Content-Security-Policy": PAGE_POLICY}
-        return Response(PAGE.read_bytes(), headers=headers, media_type="text/html; charset=utf-8")
 
 
 def _card(service: Service) -> ModelCard:
