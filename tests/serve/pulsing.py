@@ -49,7 +49,7 @@ class PulsingEngine(FakeEngine):
         return [self.stats(self._beats, self._steps)]
 
     def stats(self, beats: int, steps: int) -> Stats:
-        """After so many of either: each step drafts 3 for each of 2 rows; the first is right, and half of the second."""
+        """After so many of either: 2 rows draft 3 tokens in every step; each first is right, and half of the second."""
         counts = {"rounds": 2 * steps, "offered": [2 * steps] * 3}
         judged = {"reached": [2 * steps, 2 * steps, steps], "accepted": [2 * steps, steps, 0]}
         planning = PlanStats(
