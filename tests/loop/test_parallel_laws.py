@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overdrive.device.cuda.graphs import NoGraphs
-from overdrive.device.cuda.shapes import reachable
+from overdrive.device.cuda.shapes import USUAL
 from overdrive.device.stream import InlineStream
 from overdrive.draft import NoDrafts
 from overdrive.policy.controller import FixedDrafts
@@ -101,7 +101,7 @@ def test_what_is_recorded_at_start_keeps_ranks_in_step() -> None:
         given, graphs = Bounds(max_rows=2, max_step_tokens=16), Once()
         runner = padded_runner(ranks, InlineStream(), NoDrafts() if ranks.rank else choices()["eagle3"], given)
         runner._graphs = graphs
-        runner.capture(reachable(2, 16, (3,)), lambda done: None)
+        runner.capture(USUAL.reachable(2, 16, (3,)), lambda done: None)
         return len(graphs.keys)
 
     led, followed = together(2, record)

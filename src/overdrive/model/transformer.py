@@ -89,7 +89,7 @@ class Transformer:
         self.dtype = embedding.dtype
         self.device = embedding.device
         self.embedding = embedding
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
         # norms[i] opens layer i; the last one is the final norm: each layer's output is added and normed in one call.
         self._norms = (*(layer.input_norm for layer in layers), final_norm)
         self._head = head
@@ -112,14 +112,14 @@ class Transformer:
         tapped = ops.empty(len(residual), len(taps) * self.config.hidden)
         columns = dict(zip(taps, tapped.chunk(len(taps), dim=1), strict=True)) if taps else {}
         x = ops.rms_norm(residual, self._norms[0], eps)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             if index in columns:
                 ops.copy(residual, columns[index])
             attended = self._attend(index, layer, x, batch.positions, attention)
             x = ops.add_rms_norm(residual, attended, layer.post_norm, eps)
             x = ops.add_rms_norm(residual, layer.down(ops.silu_mul(layer.gate_up(x))), self._norms[index + 1], eps)
-        if len(self._layers) in columns:
-            ops.copy(residual, columns[len(self._layers)])
+        if len(self.layers) in columns:
+            ops.copy(residual, columns[len(self.layers)])
         return Hidden(x, tapped)
 
     def score(self, batch: Batch, attention: Attention, taps: Sequence[int] = ()) -> Scored:

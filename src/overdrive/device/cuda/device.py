@@ -22,11 +22,12 @@ from overdrive.device.cuda.buffers import Sizes, StepBuffers
 from overdrive.device.cuda.graphs import CudaGraphs, NoGraphs
 from overdrive.device.cuda.launches import Launches
 from overdrive.device.cuda.memory import check_device, free_bytes
+from overdrive.device.cuda.products import time_products
 from overdrive.device.cuda.runner import CudaRunner
 from overdrive.device.cuda.sampling import CudaSampler
 from overdrive.device.cuda.sampling_state import StaticSamplingState
+from overdrive.device.cuda.shapes import DRAFTS, USUAL, Extent, Grid, bucket, candidates, refined
 from overdrive.device.cuda.shapes import ROWS as SIZES
-from overdrive.device.cuda.shapes import Extent, bucket, reachable
 from overdrive.device.cuda.stream import CudaStream, SideStream, run_here
 from overdrive.device.cuda.timing import CudaLaps, NoLaps
 from overdrive.device.sampling import Layout
@@ -107,15 +108,17 @@ class CudaDevice:
 
     def open_runner(self, parts: Parts, stream: Stream, progress: Progress) -> CudaRunner:
         """Slots, pages, sampler and drafter around a model; its steps recorded where the options say so."""
-        runner = self.assemble(parts, stream)
-        if isinstance(stream, CudaStream) and parts.options.device.graphs:
-            limits = parts.limits
-            shapes = reachable(limits.max_rows, limits.max_step_tokens, parts.plans)
-            progress("graphs", 0, len(shapes))
-            runner.capture(shapes, lambda done: progress("graphs", done, len(shapes)))
+        if not (isinstance(stream, CudaStream) and parts.options.device.graphs):
+            return self.assemble(parts, stream)
+        limits = parts.limits
+        grid = _timed_grid(parts, stream, progress) if parts.ranks.count == 1 else USUAL  # all ranks must have the same
+        runner = self.assemble(parts, stream, grid)
+        shapes = grid.reachable(limits.max_rows, limits.max_step_tokens, parts.plans)
+        progress("graphs", 0, len(shapes))
+        runner.capture(shapes, lambda done: progress("graphs", done, len(shapes)))
         return runner
 
-    def assemble(self, parts: Parts, stream: Stream) -> CudaRunner:
+    def assemble(self, parts: Parts, stream: Stream, grid: Grid = USUAL) -> CudaRunner:
         """The runner, with nothing recorded; graphs and device times only on a stream of the device."""
         model, limits, device, config = parts.model, parts.limits, self.torch_device, parts.model.config
         slots = limits.max_rows + 1  # the last one is that of padding rows
@@ -136,9 +139,9 @@ class CudaDevice:
         sizes = Sizes(extent, state.page_table.shape[1], config.hidden, len(drafter.taps) * config.hidden, words)
         buffers = StepBuffers(sizes, model.dtype, device)
         if not isinstance(stream, CudaStream):
-            return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps, run_here)
+            return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps, run_here, grid)
         aside = SideStream(device).run
-        return CudaRunner(launches, buffers, stream, CudaGraphs(stream.stream), device, CudaLaps, aside)
+        return CudaRunner(launches, buffers, stream, CudaGraphs(stream.stream), device, CudaLaps, aside, grid)
 
 
 class Attending:
@@ -162,6 +165,17 @@ class Attending:
             attention.decode = attention.decode._replace(keys=KEYS)
             attention.prefill = attention.prefill._replace(keys=KEYS)
         return attention
+
+
+def _timed_grid(parts: Parts, stream: CudaStream, progress: Progress) -> Grid:
+    """The sizes that this model's products are fast at."""
+    rows, plans = parts.limits.max_rows, (0, *parts.plans)
+    queries = {bucket(k, DRAFTS) + 1 for k in plans}
+    tokens = {size * q for q in queries for size in candidates(rows, q)}
+    progress("shapes", 0, 1)
+    seconds = time_products(parts.model, tokens, stream.stream)
+    progress("shapes", 1, 1)
+    return refined(rows, plans, seconds)
 
 
 def step_bytes(options: EngineOptions, model: Transformer) -> int:

@@ -11,7 +11,7 @@ Knows tensors and steps. Must never know requests, queues or how a plan was made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -22,7 +22,7 @@ from overdrive.device.cuda.graphs import Graphs
 from overdrive.device.cuda.launches import Keyed, Launches
 from overdrive.device.cuda.sampling_state import Rules
 from overdrive.device.cuda.scores import Scores
-from overdrive.device.cuda.shapes import StepShape
+from overdrive.device.cuda.shapes import USUAL, Grid, StepShape
 from overdrive.device.cuda.timing import Laps
 from overdrive.device.stream import Event, Launch, Stream
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
@@ -82,14 +82,18 @@ class CudaRunner:
         device: torch.device,
         laps: Callable[[], Laps],
         aside: Callable[[Launch], None],
+        grid: Grid = USUAL,
     ) -> None:
-        """aside: runs copies that need not wait for what the stream is doing."""
+        """aside: runs copies that need not wait for what the stream is doing. grid: which shape a step
+        runs in.
+        """
         self._launches = launches
         self._buffers = buffers
         self._stream = stream
         self._graphs = graphs
         self._laps = laps
         self._pinned = device.type == "cuda"
+        self._grid = grid
         self._rows = Ring(IN_FLIGHT, buffers.described.numel(), device)
         self._results = Ring(IN_FLIGHT, buffers.results_size, device)
         self._drafts = Ring(IN_FLIGHT, buffers.results_size, device)
@@ -100,6 +104,11 @@ class CudaRunner:
     def sources(self) -> tuple[str, ...]:
         """Names of those who may write a row's drafts; `Outcome.sources` are indices into it."""
         return self._launches.drafter.sources
+
+    @property
+    def row_sizes(self) -> Mapping[int, Sequence[int]]:
+        """Numbers of rows that steps without prompts are padded to, by K."""
+        return {queries - 1: sizes for queries, sizes in self._grid.rows.items()}
 
     def capture(self, shapes: Iterable[StepShape], progress: Callable[[int], None]) -> None:
         """Record the launches of these shapes, largest first. progress: told how many shapes are done.
@@ -120,7 +129,7 @@ class CudaRunner:
 
     def draft(self, step: Step) -> Flight:
         """Launch the rows' descriptions, the slots' new values and, where the plan wants any, the drafts."""
-        shape = StepShape.of(step)
+        shape = self._grid.of(step)
         flight = Flight(step, shape, self._rows.turn(), self._results, self._drafts, self._laps())
         describe(step, self._rows.array(flight.place), shape.rows, self._launches.spare_slot)
         self._launch(lambda: self._draft(flight))

@@ -1,28 +1,46 @@
 """The static shapes that a step is padded to, so that it can run as a CUDA graph. Pure arithmetic, no torch.
 
 A step of `rows` rows with at most K drafts feeds `tokens` tokens and wants logits for `rows * queries` of them, where
-queries = K + 1. Buckets are close together where steps are short, since padding costs what real work costs.
+queries = K + 1. Up to some hundred tokens a step takes as long as its weights take to be read, and sizes may be far
+apart. From there on every padding token costs what a real one costs, and some sizes cost more than larger ones: which
+of them are worth a graph is for whoever has timed them to say (`worthwhile`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from overdrive.types import MAX_DRAFTS, Step
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows of steps that feed no prompts. Beyond the last one, its multiples."""
+"""Rows of steps that feed no prompts, where nothing is known of the device. Beyond the last one, its multiples."""
 
-MIXED_ROWS = (4, 16, 32, 64, 128, 256)
+MIXED_ROWS = (4, 16, 64, 128, 256)
 """Rows of steps with prompts, coarser: the prompt's tokens are most of the work."""
 
 DRAFTS = (0, 1, 2, 3, 5, 7, MAX_DRAFTS)
 """Drafts per row."""
 
+MIXED_DRAFTS = (0, 3, 7, MAX_DRAFTS)
+"""Drafts per row of steps with prompts."""
+
 MIXED_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 """Tokens of steps with prompts. Beyond the last one, its multiples."""
+
+STEP_ROWS = 4
+"""Rows between two sizes that are looked at where padding costs."""
+
+FEW_TOKENS, MANY_TOKENS = 128, 1100
+"""Tokens up to which `ROWS` will do, and from which on it will again: where steps are long already, and no plan that
+has a choice has so many."""
+
+SPARE = 16
+"""A size beyond the most rows may be faster than one that just holds them; not by more than so many rows."""
+
+GAIN = 0.04
+"""Share of a step's time that a size must save to be worth a graph."""
 
 
 def bucket(count: int, sizes: Sequence[int]) -> int:
@@ -45,21 +63,44 @@ class StepShape:
         """K."""
         return self.queries - 1
 
-    @classmethod
-    def of(cls, step: Step) -> StepShape:
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which shape a step runs in. rows: by queries, ascending sizes of steps without prompts; `ROWS` for others."""
+
+    rows: Mapping[int, Sequence[int]]
+
+    def of(self, step: Step) -> StepShape:
         """The shape that a step runs in."""
         # Of the plan, not of the rows: they may be near their ends, but the plan's shape is the one that is recorded.
-        drafts = bucket(step.plan.drafts, DRAFTS) if any(row.drafts for row in step.rows) else 0
-        if all(row.known + row.drafts <= drafts + 1 for row in step.rows):
-            return cls.plain(len(step.rows), drafts)
+        drafts = step.plan.drafts if any(row.drafts for row in step.rows) else 0
+        queries = bucket(drafts, DRAFTS) + 1
+        if all(row.known + row.drafts <= queries for row in step.rows):
+            return self.plain(len(step.rows), drafts)
         rows = bucket(len(step.rows), MIXED_ROWS)
-        return cls(bucket(step.tokens, MIXED_TOKENS), rows, drafts + 1, True)
+        return StepShape(bucket(step.tokens, MIXED_TOKENS), rows, bucket(drafts, MIXED_DRAFTS) + 1, True)
 
-    @classmethod
-    def plain(cls, rows: int, drafts: int) -> StepShape:
+    def plain(self, rows: int, drafts: int) -> StepShape:
         """The shape of a step of decode rows."""
-        rows = bucket(rows, ROWS)
-        return cls(rows * (drafts + 1), rows, drafts + 1, False)
+        queries = bucket(drafts, DRAFTS) + 1
+        rows = bucket(rows, self.rows.get(queries, ROWS))
+        return StepShape(rows * queries, rows, queries, False)
+
+    def reachable(self, max_rows: int, max_step_tokens: int, drafts: Sequence[int]) -> list[StepShape]:
+        """Every shape that steps of such an engine can have, largest first.
+
+        drafts: the numbers that plans may hold; 0 is always among them.
+        """
+        ks = sorted({0, *drafts})
+        plain = {self.plain(rows, k) for k in ks for rows in range(1, max_rows + 1)}
+        queries = {bucket(k, MIXED_DRAFTS) + 1 for k in ks}
+        rows = [size for size in MIXED_ROWS if size <= bucket(max_rows, MIXED_ROWS)]
+        tokens = [size for size in MIXED_TOKENS if size <= bucket(max_step_tokens, MIXED_TOKENS)]
+        mixed = {StepShape(t, r, q, True) for t in tokens for r in rows for q in queries if t >= r}
+        return sorted(plain | mixed, reverse=True)
+
+
+USUAL = Grid({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +114,36 @@ class Extent:
     @classmethod
     def of(cls, max_rows: int, max_step_tokens: int, drafts: int) -> Extent:
         """Of an engine whose steps have so many rows and tokens, drafts included, and so many drafts per row."""
-        rows = max(bucket(max_rows, ROWS), bucket(max_rows, MIXED_ROWS))
-        queries = bucket(drafts, DRAFTS) + 1
+        rows = max(bucket(max_rows, ROWS), max_rows + SPARE, bucket(max_rows, MIXED_ROWS))
+        queries = max(bucket(drafts, DRAFTS), bucket(drafts, MIXED_DRAFTS)) + 1
         return cls(max(bucket(max_step_tokens, MIXED_TOKENS), rows * queries), rows, queries)
 
 
-def reachable(max_rows: int, max_step_tokens: int, drafts: Sequence[int]) -> list[StepShape]:
-    """Every shape that steps of such an engine can have, largest first.
+def candidates(max_rows: int, queries: int) -> list[int]:
+    """Row sizes worth timing for rows of so many queries, ascending; smaller and larger ones are as in `ROWS`."""
+    most = min(max_rows + SPARE, MANY_TOKENS // queries)
+    return [rows for rows in range(STEP_ROWS, most + 1, STEP_ROWS) if rows * queries > FEW_TOKENS]
 
-    drafts: the numbers that plans may hold; 0 is always among them.
-    """
-    queries = sorted({bucket(k, DRAFTS) + 1 for k in (0, *drafts)})
-    rows = [size for size in ROWS if size <= bucket(max_rows, ROWS)]
-    mixed_rows = [size for size in MIXED_ROWS if size <= bucket(max_rows, MIXED_ROWS)]
-    mixed_tokens = [size for size in MIXED_TOKENS if size <= bucket(max_step_tokens, MIXED_TOKENS)]
-    plain = [StepShape.plain(r, q - 1) for r in rows for q in queries]
-    mixed = [StepShape(t, r, q, True) for t in mixed_tokens for r in mixed_rows for q in queries if t >= r]
-    return sorted({*plain, *mixed}, reverse=True)
+
+def refined(max_rows: int, drafts: Iterable[int], seconds: Mapping[int, float]) -> Grid:
+    """The sizes to run in, as timing has it. seconds: of steps, or what grows like them, by tokens of `candidates`."""
+    rows: dict[int, Sequence[int]] = {}
+    for queries in {bucket(k, DRAFTS) + 1 for k in (0, *drafts)}:
+        timed = candidates(max_rows, queries)
+        few = [size for size in ROWS if size * queries <= FEW_TOKENS]
+        kept = worthwhile({size: seconds[size * queries] for size in timed})
+        many = [size for size in ROWS if size > (timed or few)[-1]]
+        sizes = (*few, *kept, *many)
+        rows[queries] = sizes[: bisect_left(sizes, max_rows) + 1]
+    return Grid(rows)
+
+
+def worthwhile(seconds: Mapping[int, float]) -> list[int]:
+    """Of sizes and their seconds, those that save enough over the next larger one kept; the largest always is one."""
+    kept: list[int] = []
+    least = 0.0
+    for size in sorted(seconds, reverse=True):
+        if not kept or seconds[size] < (1 - GAIN) * least:
+            kept.append(size)
+            least = seconds[size]
+    return kept[::-1]
