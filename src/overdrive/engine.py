@@ -204,7 +204,9 @@ def _build(
     runner = device.open_runner(parts, stream, progress)
     company.await_ready()
     led = company.lead(runner)
-    gears = Gears(controller) if controller else open_gears(setting, runner.sources, led, site, progress)
+    gears = (
+        Gears(controller) if controller else open_gears(setting, runner.sources, runner.row_sizes, led, site, progress)
+    )
     decides = wrap(gears.controller) if wrap else gears.controller
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)

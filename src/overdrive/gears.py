@@ -6,7 +6,7 @@ Knows options, a device's runner and where costs are kept; must never know reque
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -93,14 +93,22 @@ def settle_drafts(options: DraftOptions) -> DraftOptions:
     return replace(options, drafts=setting.drafts)
 
 
-def open_gears(setting: Setting, sources: tuple[str, ...], runner: Runner[F], site: Site, progress: Progress) -> Gears:
+def open_gears(
+    setting: Setting,
+    sources: tuple[str, ...],
+    row_sizes: Mapping[int, Sequence[int]],
+    runner: Runner[F],
+    site: Site,
+    progress: Progress,
+) -> Gears:
     """The controller of a setting, before the first request: costs that are not stored are measured with `runner`.
 
-    sources: those who may write a row's drafts.
+    sources: those who may write a row's drafts. row_sizes: what the runner pads rows to, as in `CostTable`.
     """
     if setting.rule != "auto" or not setting.drafts:
         return Gears(FixedDrafts(setting.drafts), site.options.draft.speculation)
-    costs, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
+    found, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
+    costs = found.padded_to_rows(row_sizes)  # which a runner finds anew at every start
     report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
     gearbox = Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans)
     return Gears(gearbox, site.options.draft.speculation, report, gearbox.beliefs)

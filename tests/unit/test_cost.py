@@ -27,7 +27,7 @@ def tables(draw: st.DrawFn) -> CostTable:
     tokens, contexts, rows = draw(axes(1)), draw(axes(0)), draw(axes(1))
     ks = draw(st.sampled_from([[1], [1, 3], [2, 5]]))
     noise = np.random.default_rng(draw(st.integers(0, 99)))
-    sizes = draw(st.sampled_from([(), (4, 16, 64), tuple(rows)]))
+    sizes = draw(st.sampled_from([{}, {k: (4, 16, 64) for k in (0, *ks)}, {k: tuple(rows) for k in (0, *ks)}]))
     found = CostTable(
         step_tokens=tokens,
         contexts=contexts,
@@ -65,7 +65,7 @@ def test_measured_sizes_are_steps_of_a_staircase_and_lines_beyond() -> None:
 
 
 def test_rows_are_padded_where_the_device_pads_them() -> None:
-    padding, exact = (CostTable([1, 8], [0], [[1], [2]], [1], [1], [[0.5]], sizes) for sizes in ((1, 4, 8), ()))
+    padding, exact = (CostTable([1, 8], [0], [[1], [2]], [1], [1], [[0.5]], sizes) for sizes in ({2: (1, 4, 8)}, {}))
     assert (padding.fed(3, 2, 5, 0), exact.fed(3, 2, 5, 0)) == (12, 8)
     assert padding.fed(3, 2, 5, 100) == exact.fed(3, 2, 5, 100) == 108
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,10 +46,16 @@ class Parts:
 
 
 class DraftingRunner(Runner[Any], Protocol):
-    """A runner that says who may write its drafts; `Outcome.sources` are indices into that."""
+    """A runner that says who may write its drafts; `Outcome.sources` are indices into that.
+
+    row_sizes: by K, ascending, numbers of rows that steps without prompts are padded to; empty where they are not.
+    """
 
     @property
     def sources(self) -> tuple[str, ...]: ...
+
+    @property
+    def row_sizes(self) -> Mapping[int, Sequence[int]]: ...
 
     def close(self) -> None:
         """No more steps: give back what connections between devices would wait for."""

@@ -31,8 +31,8 @@ class CostSizes:
     rows: ascending. most_tokens: of one step, drafts included. short: positions before a row's newest token, wherever
     context is not what is measured. long: where it is; `texts` rows have a text of their own then, which has to be
     read first, and `long_rows` share them. seconds: about how long the others may take;
-    context may take half as long again. padded: rows and tokens are
-    padded to those sizes, and fed whether or not drafts were offered.
+    context may take half as long again. padded: all drafts that a plan asks
+    for are fed, offered or not.
     """
 
     rows: tuple[int, ...]
@@ -154,8 +154,6 @@ def _table(cells: Sequence[Cell], context_cost: float, sizes: CostSizes) -> Cost
         rows,
         ks,
         _draft_grid({(cell.drafts, cell.rows): cell.draft for cell in drafting}, ks, rows),
-        sizes.rows if sizes.padded else (),
-        tokens[-1] if sizes.padded else 0,
     )
 
 

@@ -7,7 +7,7 @@ and nothing here asks whether that is a prompt, plain decoding or a verification
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -105,6 +105,11 @@ class Runner:
     def sources(self) -> tuple[str, ...]:
         """Names of those who may write a row's drafts; `Outcome.sources` are indices into it."""
         return self._drafter.sources
+
+    @property
+    def row_sizes(self) -> Mapping[int, Sequence[int]]:
+        """Rows are not padded."""
+        return {}
 
     def draft(self, step: Step) -> LaunchedStep:
         """Launch the slots' new values and, where the plan wants any, the drafts."""

@@ -6,7 +6,7 @@ Knows no device: whoever measures gives it grids, and a stored one of another ma
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log
 from typing import Any
@@ -28,6 +28,8 @@ MOST_OFF = log(2)
 
 class Surface:
     """Seconds over two rising axes: linear between measured points and beyond them, never falling along either axis.
+
+    Where measured ones fall along the first axis they are taken for scattered, and level out at their mean.
 
     Beyond an axis' end they go on as they rise over the whole axis where the other one is largest; before its
     beginning they stay. Plain lists: a handful of numbers is read every step.
@@ -75,7 +77,7 @@ class Surface:
 
     def _settle(self) -> None:
         """Make ready to be read."""
-        grid = np.maximum.accumulate(np.maximum.accumulate(self.corrected, axis=0), axis=1)
+        grid = np.maximum.accumulate(np.apply_along_axis(rising, 0, self.corrected), axis=1)
         self._columns = grid.T.tolist()
         self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
         self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
@@ -88,6 +90,21 @@ class Surface:
         high = self._columns[min(j + 1, len(self._columns) - 1)]
         beyond = max(0.0, second - self.second[-1]) * self._second_slope
         return [a + share * (b - a) + beyond for a, b in zip(self._columns[j], high, strict=True)]
+
+
+def rising(values: np.ndarray) -> np.ndarray:
+    """[n], the nearest sequence (least squares) that never falls: runs that do become their mean.
+
+    Pool adjacent violators; Barlow et al., Statistical Inference under Order Restrictions, 1972.
+    """
+    runs: list[tuple[float, int]] = []  # mean and length
+    for value in values.tolist():
+        mean, length = value, 1
+        while runs and runs[-1][0] > mean:
+            before, count = runs.pop()
+            mean, length = (before * count + mean * length) / (count + length), count + length
+        runs.append((mean, length))
+    return np.repeat([mean for mean, _ in runs], [length for _, length in runs])
 
 
 def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
@@ -106,8 +123,8 @@ class CostTable:
     step_tokens: [n] rising, tokens fed. contexts: [c] rising, positions that all rows together attend to.
     step_seconds: [n, c], everything but drafting: forward, sampling, accept, absorb.
     draft_rows: [r] rising. draft_ks: [k] rising, from 1. draft_seconds: [k, r], drafting K tokens for each row.
-    row_sizes: rising, numbers of rows that steps without prompts are padded to, each row with all K drafts. Empty for a
-    device that feeds what rows have and no more.
+    row_sizes: by K, rising, numbers of rows that steps without prompts are padded to, each row with all K drafts. Empty
+    for a device that feeds what rows have and no more.
     padded_to: token counts up to it run as the next measured one (graphs); larger ones, and rows, are interpolated. 0
     for a device that runs every size as it is.
     mask_seconds: of host time for one grammar mask, which a constrained row needs for its own token and for each of its
@@ -122,7 +139,7 @@ class CostTable:
         draft_rows: Sequence[float],
         draft_ks: Sequence[float],
         draft_seconds: np.ndarray,
-        row_sizes: Sequence[int] = (),
+        row_sizes: Mapping[int, Sequence[int]] | None = None,
         padded_to: int = 0,
         mask_seconds: float = 0.0,
     ) -> None:
@@ -135,7 +152,7 @@ class CostTable:
         by_k = np.asarray(draft_seconds, np.float64)
         none = np.zeros((1, len(draft_rows)))
         self.drafts = Surface([0, *draft_ks], draft_rows, np.concatenate([none, by_k]) if by_k.size else none)
-        self.row_sizes = tuple(row_sizes)
+        self.row_sizes = {int(k): tuple(sizes) for k, sizes in (row_sizes or {}).items()}
         self.padded_to = padded_to
         sizes = self.steps.first
         # A size on the way to the next measured one costs what that one costs: monotone also where padding ends.
@@ -148,7 +165,7 @@ class CostTable:
         """
         if not self.row_sizes or prefill:
             return rows + asked + prefill
-        return self._padded_rows(rows) * (1 + k)
+        return self._padded_rows(k, rows) * (1 + k)
 
     def step(self, tokens: int, context: int) -> float:
         """Seconds of a step that feeds so many tokens, drafting left out. Never falls with tokens or context."""
@@ -158,7 +175,7 @@ class CostTable:
 
     def draft(self, k: int, rows: int) -> float:
         """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows."""
-        return self.drafts.at(k, self._padded_rows(rows)) if k else 0.0
+        return self.drafts.at(k, self._padded_rows(k, rows)) if k else 0.0
 
     def catch_up(self, tokens: int) -> float:
         """Seconds to catch up on so many missed tokens, all rows together: a guess, as drafting grows with rows."""
@@ -181,13 +198,18 @@ class CostTable:
         """Drafting without anything to catch up took so long."""
         expected = self.draft(k, rows)
         if seconds > 0 and expected > 0:
-            self.drafts.correct(k, self._padded_rows(rows), seconds / expected)
+            self.drafts.correct(k, self._padded_rows(k, rows), seconds / expected)
 
     def correct_masks(self, masks: int, seconds: float) -> None:
         """Building so many masks took so long."""
         if masks and seconds > 0:
             found = seconds / masks
             self._mask += RATE * (found - self._mask) if self._mask else found
+
+    def padded_to_rows(self, row_sizes: Mapping[int, Sequence[int]]) -> CostTable:
+        """The same costs, uncorrected, on a device that pads so."""
+        stored = self.to_dict({}) | {"row_sizes": {str(k): list(sizes) for k, sizes in row_sizes.items()}}
+        return CostTable.from_dict(stored, {})
 
     def to_dict(self, key: dict[str, Any]) -> dict[str, Any]:
         """As JSON can hold it, without corrections. key: model, device, versions, threads: what costs depend on."""
@@ -199,7 +221,7 @@ class CostTable:
             "draft_rows": self.drafts.second,
             "draft_ks": self.drafts.first[1:],
             "draft_seconds": self.drafts.measured[1:].tolist(),
-            "row_sizes": list(self.row_sizes),
+            "row_sizes": {str(k): list(sizes) for k, sizes in self.row_sizes.items()},
             "padded_to": self.padded_to,
             "mask_seconds": self.mask_seconds,
         }
@@ -225,6 +247,7 @@ class CostTable:
         except (TypeError, ValueError) as error:
             raise OverdriveError(f"the stored cost table is damaged: {error}") from None
 
-    def _padded_rows(self, rows: int) -> int:
-        index = bisect_left(self.row_sizes, rows)
-        return self.row_sizes[index] if index < len(self.row_sizes) else rows
+    def _padded_rows(self, k: int, rows: int) -> int:
+        sizes = self.row_sizes.get(k, ())
+        index = bisect_left(sizes, rows)
+        return sizes[index] if index < len(sizes) else rows

@@ -22,7 +22,7 @@ from overdrive.device.cuda.graphs import Graphs
 from overdrive.device.cuda.launches import Keyed, Launches
 from overdrive.device.cuda.sampling_state import Rules
 from overdrive.device.cuda.scores import Scores
-from overdrive.device.cuda.shapes import USUAL, Grid, StepShape
+from overdrive.device.cuda.shapes import DRAFTS, ROWS, USUAL, Grid, StepShape
 from overdrive.device.cuda.timing import Laps
 from overdrive.device.stream import Event, Launch, Stream
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
@@ -108,7 +108,7 @@ class CudaRunner:
     @property
     def row_sizes(self) -> Mapping[int, Sequence[int]]:
         """Numbers of rows that steps without prompts are padded to, by K."""
-        return {queries - 1: sizes for queries, sizes in self._grid.rows.items()}
+        return {k: self._grid.rows.get(k + 1, ROWS) for k in DRAFTS}
 
     def capture(self, shapes: Iterable[StepShape], progress: Callable[[int], None]) -> None:
         """Record the launches of these shapes, largest first. progress: told how many shapes are done.

@@ -132,7 +132,8 @@ def refined(max_rows: int, drafts: Iterable[int], seconds: Mapping[int, float]) 
         timed = candidates(max_rows, queries)
         few = [size for size in ROWS if size * queries <= FEW_TOKENS]
         kept = worthwhile({size: seconds[size * queries] for size in timed})
-        many = [size for size in ROWS if size > (timed or few)[-1]]
+        largest = range(ROWS[-1], bucket(max_rows, ROWS) + 1, ROWS[-1])
+        many = [size for size in (*ROWS[:-1], *largest) if size > (timed or few)[-1]]
         sizes = (*few, *kept, *many)
         rows[queries] = sizes[: bisect_left(sizes, max_rows) + 1]
     return Grid(rows)
