@@ -27,7 +27,7 @@ def tables(draw: st.DrawFn) -> CostTable:
     tokens, contexts, rows = draw(axes(1)), draw(axes(0)), draw(axes(1))
     ks = draw(st.sampled_from([[1], [1, 3], [2, 5]]))
     noise = np.random.default_rng(draw(st.integers(0, 99)))
-    sizes = draw(st.sampled_from([{}, {k: (4, 16, 64) for k in (0, *ks)}, {k: tuple(rows) for k in (0, *ks)}]))
+    sizes = draw(st.sampled_from([{}, dict.fromkeys((0, *ks), (4, 16, 64)), {k: tuple(rows) for k in (0, *ks)}]))
     found = CostTable(
         step_tokens=tokens,
         contexts=contexts,
