@@ -271,6 +271,7 @@ def choose(attention: CudaAttention, choice: Choice, long: bool) -> None:
         attention.prefill, attention.prefill_splits = choice.tiling, choice.splits
     else:
         attention.decode, attention.splits = choice.tiling, choice.splits
+        attention.least = 1
 
 
 def decide(bench: Bench, heads: Heads) -> None:

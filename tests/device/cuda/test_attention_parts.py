@@ -40,10 +40,10 @@ class Pass:
     def attention(self, space: SplitSpace) -> CudaAttention:
         return CudaAttention(self.kv, self.heads, self.batch, 4, self.long, space)
 
-    def run(self, space: SplitSpace, splits: int) -> Tensor:
+    def run(self, space: SplitSpace, splits: int, least: int = 1) -> Tensor:
         """Results where short rows have `splits` programs, and long ones as many as the space makes of them."""
         attention = self.attention(space)
-        attention.splits = splits
+        attention.splits, attention.least = splits, least
         return attention(0, *self.qkv)
 
     def expected(self) -> Tensor:
@@ -64,6 +64,14 @@ def test_any_number_of_programs_finds_the_same(splits: int) -> None:
     pytest.importorskip("triton")
     rows = small(SHORT)
     torch.testing.assert_close(rows.run(room(), splits).double(), rows.expected(), atol=3e-5, rtol=3e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("least", [2, 3, 100])
+def test_few_keys_have_fewer_programs_and_the_same_results(least: int) -> None:
+    pytest.importorskip("triton")
+    rows = small(SHORT)
+    torch.testing.assert_close(rows.run(room(), 8, least).double(), rows.expected(), atol=3e-5, rtol=3e-5)
 
 
 @interpreted

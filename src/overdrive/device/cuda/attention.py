@@ -25,6 +25,10 @@ MOST_SPLITS = 32
 PROGRAMS_PER_PROCESSOR = 2
 LEAST_ROWS = 16
 """Rows of the smallest tile that the tensor cores multiply."""
+FEW_KEYS = 2048
+"""Keys that all programs of a row together have at least: a share of fewer costs more to combine than it saves."""
+MANY_PROGRAMS = 3.0
+"""For each that a device holds at once, from which on small tiles of keys do not pay."""
 SMALL_TILE = 64
 """Queries x heads of the prefill tile where rows are split."""
 SEARCHED_ROWS = 256
@@ -41,12 +45,17 @@ class Tiling(NamedTuple):
     stages: int
 
 
-def decode_tiling(queries: int, group: int, head_dim: int, dtype: torch.dtype, split: bool) -> Tiling:
+def decode_tiling(
+    queries: int, group: int, head_dim: int, dtype: torch.dtype, splits: int, programs: float = 1.0
+) -> Tiling:
     """Of rows with up to `queries` tokens and `group` heads to a key head: everything that reads a key is one tile.
 
     A program has stages - 1 tiles of keys and values under way. Where rows are split a program has few tiles, and they
     are large. Where they are not there are several programs to a multiprocessor, in turns: small tiles let more of them
-    be there at once, with as many bytes under way, and the last turn is shorter.
+    be there at once, with as many bytes under way, and the last turn is shorter. With very many, which come and go all
+    the time, that is no matter.
+
+    splits: programs that a row is split among. programs: of the whole launch, for each that the device holds at once.
     """
     rows, width = power_of_two(max(LEAST_ROWS, queries * group)), power_of_two(head_dim)
     if dtype == torch.float32:  # no tensor cores: what is tested in this type is exactness
@@ -55,7 +64,9 @@ def decode_tiling(queries: int, group: int, head_dim: int, dtype: torch.dtype, s
         return Tiling(rows, 32, 4 if rows <= 32 else 8, 3)
     if rows > 32:
         return Tiling(rows, 64, 4 if rows <= 64 else 8, 3)
-    return Tiling(rows, 64 if split else 32, 4, 3)
+    if splits >= 8:  # a share is a tile or two, and is over before a third stage would help
+        return Tiling(rows, 128, 4, 2)
+    return Tiling(rows, 64 if splits > 1 or programs > MANY_PROGRAMS else 32, 4, 3)
 
 
 def prefill_tiling(tokens: int, heads: Heads, dtype: torch.dtype, programs: int) -> Tiling:
@@ -133,8 +144,9 @@ class CudaAttention:
     behind the last row. Nothing is stored for those tokens, and their results are left as they are.
     queries: rows of at most this many tokens take the one kernel; rows of more exist only when `long_rows`, and take
     the other. space: of this network and at least this many queries; passes that use it must not overlap.
-    decode, prefill, splits, prefill_splits, early: the choices made, which a benchmark may replace before it calls;
-    early: kernels of attention are set up while the one before still runs.
+    decode, prefill, splits, least, prefill_splits, early: the choices made, which a benchmark may replace before it
+    calls; least: tiles of keys that are not split any more. early: kernels of attention are set up while the one before
+    still runs.
     Raises OverdriveError for what the kernels cannot read.
     """
 
@@ -152,7 +164,9 @@ class CudaAttention:
         self._require_fit(dtype)
         self.prefill = prefill_tiling(self._tokens, heads, dtype, space.processors)
         self.splits = space.decode_splits(self._rows, heads.kv_heads)
-        self.decode = decode_tiling(queries, group, heads.head_dim, dtype, self.splits > 1)
+        programs = self._rows * heads.kv_heads / (PROGRAMS_PER_PROCESSOR * space.processors)
+        self.decode = decode_tiling(queries, group, heads.head_dim, dtype, self.splits, programs)
+        self.least = max(1, FEW_KEYS // self.splits // self.decode.keys)
         self.prefill_splits = space.prefill_splits(self._tokens, heads, self.prefill.rows)
         self.early = space.early
         self._require_room()
@@ -203,7 +217,7 @@ class CudaAttention:
         from overdrive.device.cuda.attention_kernels import decode_kernel
 
         decode_kernel[(self._rows, self._heads.kv_heads, self.splits)](
-            *self._inputs(layer, q, out, self.splits), **self._constants(layer, self.decode, self.splits)
+            *self._inputs(layer, q, out, self.splits), self.least, **self._constants(layer, self.decode, self.splits)
         )
 
     def _attend_long(self, layer: int, q: Tensor, out: Tensor) -> None:

@@ -22,7 +22,7 @@ COMBINED = tl.constexpr(8192)  # numbers that a program holds at once to combine
 PARTS = tl.constexpr(8)  # of a query, among those
 
 # What varies without need of a binary of its own: plain numbers, and where slices of index tensors begin.
-_NUMBERS = ["table_stride", "window", "queries", "splits", "rows"]
+_NUMBERS = ["table_stride", "window", "queries", "splits", "least", "rows"]
 _INDICES = ["table", "offsets", "positions", "starts", "gaps"]
 
 
@@ -70,9 +70,12 @@ def _nth_beside(i, first, skip, jump, clear, whole):
 
 
 @triton.jit
-def _share(tiles, splits):
-    """Tiles of a program of `splits`, and how many of them have any: the first one always has a part to give."""
-    share = tl.maximum((tiles + splits - 1) // splits, 1)
+def _share(tiles, splits, least):
+    """Tiles of a program of `splits`, and how many of them have any: the first one always has a part to give.
+
+    least: tiles that are not worth sharing.
+    """
+    share = tl.maximum((tiles + splits - 1) // splits, least)
     return share, tl.maximum((tiles + share - 1) // share, 1)
 
 
@@ -159,7 +162,9 @@ def _finish(
     SPLIT: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax of a tile as results, or with SPLIT as part `split` of `used`: the last to come combines.
+    """The running softmax of a tile as results, or as part `split` of `used`: the last to come combines.
+
+    Without SPLIT there is one part, and no code for more.
 
     The first `rows` queries of the tile count. The i-th is of token first + i // GROUP and head
     head * GROUP + i % GROUP; its parts begin at ((place + i // GROUP) * HEADS + that head) * splits. arrivals[counter]
@@ -169,7 +174,10 @@ def _finish(
     valid = index < rows
     heads = head * GROUP + index % GROUP
     mask = valid[:, None] & (dims < D)[None, :]
+    shared = False
     if SPLIT:
+        shared = used > 1
+    if shared:
         part = ((place + index // GROUP) * HEADS + heads) * splits + split
         tl.store(part_totals + part, total, mask=valid)
         tl.store(part_tops + part, top, mask=valid)
@@ -230,14 +238,14 @@ def _combine(
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def decode_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
-    part_sums, part_totals, part_tops, arrivals, window, queries, splits, scale,
+    part_sums, part_totals, part_tops, arrivals, window, queries, splits, scale, least,
     EARLY: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows of 1 .. `queries` tokens over the grid (R, KV_HEADS, splits): out [T, Hq * D], or parts of it.
 
-    Program (row, head, s) attends to the s-th share of the row's tiles. Query i of a row's tile is token i // GROUP of
-    the row and head `head * GROUP + i % GROUP`. arrivals [R, KV_HEADS] count finished shares.
+    Program (row, head, s) attends to the s-th share of the row's tiles, `least` at least. Query i of a row's tile is
+    token i // GROUP of the row and head `head * GROUP + i % GROUP`. arrivals [R, KV_HEADS] count finished shares.
     """
     _await_previous(EARLY)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -253,7 +261,7 @@ def decode_kernel(
     if WINDOWED:
         low = tl.maximum(start, length - count + 1 - window)
     first, skip, jump, tiles = _tiles(low, length, gap, gap_end, KEYS)
-    share, used = _share(tiles, splits)
+    share, used = _share(tiles, splits, least)
     if split >= used:
         return
     tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
@@ -330,7 +338,7 @@ def prefill_kernel(
     # Tiles that every query sees in full, `whole` of them from `clear` on, need no mask and come first.
     clear = tl.maximum((clear + KEYS - 1) // KEYS, skip + jump)
     whole = tl.maximum((nearest + 1) // KEYS - clear, 0)
-    share, used = _share(tiles, splits)
+    share, used = _share(tiles, splits, 1)
     if split >= used:
         return
     begin_share, end_share = split * share, tl.minimum(split * share + share, tiles)

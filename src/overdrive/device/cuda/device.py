@@ -161,7 +161,7 @@ class Attending:
             space = self._spaces[heads] = SplitSpace.allocate([heads], MAX_DRAFTS + 1, batch.ids.device)
         attention = CudaAttention(kv, heads, batch, queries, mixed, space)
         if self._deterministic:
-            attention.splits = attention.prefill_splits = 1
+            attention.splits = attention.prefill_splits = attention.least = 1
             attention.decode = attention.decode._replace(keys=KEYS)
             attention.prefill = attention.prefill._replace(keys=KEYS)
         return attention
