@@ -9,6 +9,8 @@ from overdrive.commit import Delta
 from overdrive.draft_report import DraftReport, DraftTally
 from overdrive.errors import OverdriveError
 from overdrive.text import CommittedText
+from overdrive.tools.calls import CallPiece, ToolCall, whole_calls
+from overdrive.tools.turn import TurnReader
 from overdrive.types import Finish, FinishReason, SamplingParams, TopLogprobs
 
 
@@ -27,8 +29,10 @@ class TokenLogprob:
 class Completion:
     """An answer that is complete.
 
-    text: without special tokens and without what ended it. token_ids: what the model drew, an end token included.
-    finish_reason: "stop" for an end token or a stop string, "length" for max_tokens or the end of the context.
+    text: without special tokens and without what ended it; of a chat's turn what is said to the user, beside its
+    `reasoning` and its `tool_calls`. token_ids: what the model drew, an end token included.
+    finish_reason: "stop" for an end token or a stop string, "length" for max_tokens or the end of the context,
+    "tool_calls" where the answer ended of itself with calls.
     prompt_tokens: of the prompt, `cached_tokens` of them found in the prefix cache.
     accepted_drafts: how many of `token_ids` were drafts that the model agreed with.
     drafts: rounds, tokens per round, and drafts by who wrote them and by position.
@@ -44,17 +48,23 @@ class Completion:
     drafts: DraftReport
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer under way: `take` is told what the engine commits. sources: names of those who write drafts."""
+    """An answer under way: `take` is told what the engine commits. sources: names of those who write drafts.
+
+    reader: takes a chat's turn apart; None for text as it is.
+    """
 
     id: str
     prompt: list[int]
     params: SamplingParams
     text: CommittedText
     sources: Sequence[str]
+    reader: TurnReader | None = None
     finish: Finish | None = None
     ids: list[int] = field(default_factory=list)
     accepted: int = 0
@@ -64,6 +74,8 @@ class Answer:
     _read: int = 0
     _scores: list[TokenLogprob] = field(default_factory=list)
     _prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: list[CallPiece] = field(default_factory=list)
 
     def take(self, delta: Delta) -> None:
         """One settled step's part of this answer."""
@@ -77,7 +89,13 @@ class Answer:
         self._drafts.add(delta.source, delta.offered, delta.accepted, len(delta.tokens))
         self.cached = max(self.cached, delta.request.cached_tokens)
         self.finish = delta.finish
-        self._pieces.append(self.text.take(delta.tokens, delta.finish))
+        text = self.text.take(delta.tokens, delta.finish)
+        if self.reader is not None:
+            part = self.reader.take(text, last=delta.finish is not None)
+            text = part.content
+            self._reasoning.append(part.reasoning)
+            self._calls += part.calls
+        self._pieces.append(text)
 
     def fresh(self) -> str:
         """Text that has come since the last call. Raises OverdriveError when the engine gave the answer up."""
@@ -92,14 +110,22 @@ class Answer:
         return Completion(
             text="".join(self._pieces),
             token_ids=tuple(self.ids),
-            finish_reason=self.finish.reason.value if self.finish else "",
+            finish_reason=self._finish_reason(),
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
             accepted_drafts=self.accepted,
             drafts=DraftTally.report([self._drafts], self.sources),
             logprobs=tuple(self._scores) if self.params.logprobs >= 0 else None,
             prompt_logprobs=tuple(self._prompt_scores) if self.params.prompt_logprobs >= 0 else None,
+            reasoning="".join(self._reasoning),
+            tool_calls=whole_calls(self._calls),
         )
+
+    def _finish_reason(self) -> str:
+        if self.finish is None:
+            return ""
+        made = self.finish.reason is FinishReason.STOP and self.reader is not None and self.reader.calls_whole
+        return "tool_calls" if made else self.finish.reason.value
 
     def _check(self) -> None:
         if self.finish is not None and self.finish.reason in (FinishReason.ERROR, FinishReason.ABORT):

@@ -13,6 +13,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Precision = Literal["auto", "float32", "float64", "bfloat16", "float16", "fp8", "int8", "int4"]
 Drafter = Literal["auto", "none", "ngram", "eagle3", "small", "ngram+eagle3", "ngram+small"]
 Switch = Literal["auto", "on", "off"]
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "mistral_args", "deepseek", "deepseek_v31", "kimi"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class ModelOptions:
     """A folder or tokenizer.json other than the model's own."""
     chat_template: str = ""
     """A Jinja file that replaces the model's chat template."""
+    tool_format: ToolFormatName = "auto"
+    """How the model writes tool calls. auto: as its chat template does."""
     revision: str = ""
     """Branch, tag or commit of a hub id."""
     seed: int = 0

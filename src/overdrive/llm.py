@@ -11,8 +11,9 @@ import operator
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -36,7 +37,13 @@ from overdrive.parameters import (
     stop_strings,
 )
 from overdrive.strict import invalid
+from overdrive.structured import structure_of
 from overdrive.text import CommittedText, open_text
+from overdrive.text.pieces import TokenTable
+from overdrive.tooled import Tooled, tool_use
+from overdrive.tools.style import chat_style
+from overdrive.tools.turn import Asked, TurnReader, prepare
+from overdrive.types import GrammarSpec, SamplingParams
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -44,7 +51,7 @@ NO_LIMIT = 1 << 31
 QUEUED_PER_ROW = 2  # answers that wait in the engine for each that runs: enough for it to choose from
 
 
-class Parameters(Sampling):
+class Parameters(Sampling, Tooled):
     """`Sampling`, and what the server's endpoints call by other names. See `LLM.generate`."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -56,6 +63,20 @@ class Parameters(Sampling):
     def _named(cls, bias: Any) -> Any:
         """Token ids may be numbers here; in JSON they are names."""
         return {str(token): value for token, value in bias.items()} if isinstance(bias, dict) else bias
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A prompt with what its parameters make of it. param: its name in complaints. table: tokens as text."""
+
+    param: str
+    prompt: list[int]
+    grammar: GrammarSpec | None
+    table: TokenTable
+    new_reader: Callable[[], TurnReader | None]
+
+
+Source = Callable[[Parameters], Ready]
 
 
 class LLM:
@@ -86,6 +107,7 @@ class LLM:
             self._engine = build(model, options, bars.update)
         self.info = self._engine.info
         self.tokenizer, self._template = open_text(Path(self.info.source), options.model)
+        self._style = chat_style(self._template, self.tokenizer, options.model.tool_format)
         self._running: dict[str, Answer] = {}
         self._numbers = itertools.count()
         self._closed = False
@@ -106,13 +128,14 @@ class LLM:
         parameters: max_tokens (default: the room left), temperature (0 is greedy), top_p, top_k, min_p, n (answers per
         prompt, which stand together), seed, stop (a string or a list), stop_token_ids, include_stop_str_in_output,
         min_tokens, ignore_eos, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, logprobs and
-        prompt_logprobs (alternatives per token), max_drafts (0: no speculation). The model's own defaults hold for
-        what is not given.
+        prompt_logprobs (alternatives per token), max_drafts (0: no speculation), and what holds the text to a
+        structure: response_format, structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar and
+        the like, as over HTTP. The model's own defaults hold for what is not given.
         Raises BadRequest, which names the parameter, before anything runs.
         """
         given: Any = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else prompts
         ids = [self._encode(prompt, index, add_special_tokens) for index, prompt in enumerate(given)]
-        return self._run(self._answers(ids, "prompts", each, parameters))
+        return self._run(self._answers([partial(self._text, one) for one in ids], each, parameters))
 
     def chat(
         self,
@@ -125,24 +148,25 @@ class LLM:
         """The assistant's next turn in one conversation or in many.
 
         messages: OpenAI's shape, a list of {"role": ..., "content": ...}; or a list of such lists.
-        chat_template_kwargs: further names for the chat template (enable_thinking, ...). The rest is as in `generate`.
+        chat_template_kwargs: further names for the chat template (enable_thinking, ...).
+        parameters: as in `generate`, and tools, tool_choice and parallel_tool_calls in OpenAI's shape.
         """
         one = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        ids = [self._render(conversation, chat_template_kwargs) for conversation in conversations]
-        return self._run(self._answers(ids, "messages", each, parameters))
+        turns = [partial(self._turn, conversation, chat_template_kwargs) for conversation in conversations]
+        return self._run(self._answers(turns, each, parameters))
 
     def stream(self, prompt: Prompt, *, add_special_tokens: bool = True, **parameters: Any) -> Iterator[str]:
         """The text that continues `prompt`, piece by piece. Closing the iterator ends the request."""
         ids = self._encode(prompt, 0, add_special_tokens)
-        return self._stream(self._answers([ids], "prompts", (), parameters))
+        return self._stream(self._answers([partial(self._text, ids)], (), parameters))
 
     def stream_chat(
         self, messages: Sequence[Message], *, chat_template_kwargs: Mapping[str, Any] | None = None, **parameters: Any
     ) -> Iterator[str]:
-        """The assistant's next turn, piece by piece. Closing the iterator ends the request."""
-        ids = self._render(messages, chat_template_kwargs)
-        return self._stream(self._answers([ids], "messages", (), parameters))
+        """What the assistant's next turn says to the user, piece by piece. Closing the iterator ends the request."""
+        turn = partial(self._turn, messages, chat_template_kwargs)
+        return self._stream(self._answers([turn], (), parameters))
 
     def close(self) -> None:
         """End what runs and let go of the threads; the object is of no use afterwards."""
@@ -169,37 +193,48 @@ class LLM:
         check_ids(ids, self.info.vocab_size, "prompts")
         return ids
 
-    def _render(self, messages: Sequence[Message], names: Mapping[str, Any] | None) -> list[int]:
-        text = self._template.render(messages, chat_template_kwargs=names)
-        return self.tokenizer.encode(text, add_special=False)
+    def _text(self, ids: list[int], given: Parameters) -> Ready:
+        if given.tools or given.tool_choice not in (None, "none", "auto"):
+            raise BadRequest("tools: only a chat can call them", "tools")
+        structure = structure_of(given)
+        return Ready("prompts", ids, structure.grammar if structure else None, self.tokenizer.table, lambda: None)
+
+    def _turn(self, messages: Sequence[Message], names: Mapping[str, Any] | None, given: Parameters) -> Ready:
+        asked = Asked(messages=messages, structure=structure_of(given), use=tool_use(given), names=names)
+        turn = prepare(asked, self._style, self._template, self.tokenizer)
+        reader = partial(TurnReader, self._style, turn.reasons, asked.function_names)
+        return Ready("messages", turn.prompt, turn.grammar, self._style.table, reader)
 
     def _answers(
-        self, prompts: list[list[int]], param: str, each: Sequence[Mapping[str, Any]], common: Mapping[str, Any]
+        self, sources: Sequence[Source], each: Sequence[Mapping[str, Any]], common: Mapping[str, Any]
     ) -> list[Answer]:
         """What is to be generated, checked whole before any of it runs."""
-        if each and len(each) != len(prompts):
-            raise BadRequest(f"each: {len(each)} mappings for {len(prompts)} prompts", "each")
-        own = each or [{}] * len(prompts)
+        if each and len(each) != len(sources):
+            raise BadRequest(f"each: {len(each)} mappings for {len(sources)} prompts", "each")
+        own = each or [{}] * len(sources)
         return [
             answer
-            for ids, more in zip(prompts, own, strict=True)
-            for answer in self._siblings(ids, param, _checked({**common, **more}))
+            for source, more in zip(sources, own, strict=True)
+            for answer in self._siblings(source, _checked({**common, **more}))
         ]
 
-    def _siblings(self, prompt: list[int], param: str, given: Parameters) -> list[Answer]:
+    def _siblings(self, source: Source, given: Parameters) -> list[Answer]:
+        ready = source(given)
         wanted = Wanted(
-            prompt=prompt,
-            prompt_param=param,
+            prompt=ready.prompt,
+            prompt_param=ready.param,
             max_tokens=given.max_tokens,
             logprobs=-1 if given.logprobs is None else given.logprobs,
             max_drafts=-1 if given.max_drafts is None else given.max_drafts,
+            grammar=ready.grammar,
         )
         first = sampling_params(given, self.info, wanted)
-        stops, include, sources = stop_strings(given), bool(given.include_stop_str_in_output), self.info.sources
-        return [
-            Answer(str(next(self._numbers)), prompt, params, CommittedText(self.tokenizer, stops, include), sources)
-            for params in siblings(first, given.n or 1)
-        ]
+        return [self._answer(ready, params, given) for params in siblings(first, given.n or 1)]
+
+    def _answer(self, ready: Ready, params: SamplingParams, given: Parameters) -> Answer:
+        include = bool(given.include_stop_str_in_output)
+        text = CommittedText(self.tokenizer, stop_strings(given), include, ready.table)
+        return Answer(str(next(self._numbers)), ready.prompt, params, text, self.info.sources, ready.new_reader())
 
     # -- running -------------------------------------------------------------------------------------------------
 

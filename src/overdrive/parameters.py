@@ -16,8 +16,8 @@ from typing import Annotated
 from pydantic import Field
 
 from overdrive.errors import BadRequest
-from overdrive.strict import Model
-from overdrive.types import SamplingParams
+from overdrive.structured import Structured
+from overdrive.types import GrammarSpec, SamplingParams
 from overdrive.wire import EngineInfo
 
 MAX_N = 128  # answers of one prompt
@@ -36,7 +36,7 @@ SEED_BITS = 63
 MAX_STOP_BYTES = 1024  # of all stop strings of a request: every answer has an automaton with a state per byte
 
 
-class Sampling(Model):
+class Sampling(Structured):
     """How one prompt's answers are drawn; the meanings are those of `SamplingParams`. None is the model's default."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -61,8 +61,8 @@ class Sampling(Model):
 class Wanted:
     """What endpoints call by different names: the prompt, the most tokens of the answer, log-probabilities and drafts.
 
-    max_tokens: None takes the room left. logprobs, max_drafts: as in `SamplingParams`. The `_param`s are the names in
-    complaints.
+    max_tokens: None takes the room left. logprobs, max_drafts, grammar: as in `SamplingParams`. The `_param`s are the
+    names in complaints.
     """
 
     prompt: list[int]
@@ -71,6 +71,7 @@ class Wanted:
     max_tokens_param: str = "max_tokens"
     logprobs: int = -1
     max_drafts: int = -1
+    grammar: GrammarSpec | None = None
 
 
 def sampling_params(sampling: Sampling, info: EngineInfo, wanted: Wanted) -> SamplingParams:
@@ -97,6 +98,7 @@ def sampling_params(sampling: Sampling, info: EngineInfo, wanted: Wanted) -> Sam
         logprobs=wanted.logprobs,
         prompt_logprobs=-1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
         max_drafts=wanted.max_drafts,
+        grammar=wanted.grammar,
     )
 
 

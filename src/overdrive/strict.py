@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from overdrive.errors import BadRequest
 
 MAX_SHOWN = 100  # characters of a field's name in a message
-_UNION_BRANCH = re.compile(r"(str|int|list\[.*|constrained-.*|nullable.*)$")
+_UNION_BRANCH = re.compile(
+    r"(str|int|list\[.*|constrained-.*|nullable.*|literal\[.*|dict\[.*|NamedTool|AllowedChoice)$"
+)
 
 
 class Model(BaseModel):

@@ -17,6 +17,7 @@ from overdrive.serve.metrics import Metrics
 from overdrive.serve.server import listen
 from overdrive.serve.service import Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher
+from overdrive.tools.style import chat_style
 from overdrive.types import FinishReason
 from overdrive.wire import (
     Abort,
@@ -198,10 +199,12 @@ class FakeServer:
         info: EngineInfo = INFO,
         serve_engine: Callable[[str], None] | None = None,
         engine: FakeEngine | None = None,
+        template: str = TEMPLATE,
         **options: object,
     ) -> None:
         """serve_engine: serves at the address of the link until it is told to stop. engine: one with its own ways."""
         self._address = address
+        self._template = template
         self._options = ServerOptions(**options)
         self.engine = engine or FakeEngine(info=info)
         self._serve_engine = serve_engine or self.engine.serve
@@ -219,10 +222,11 @@ class FakeServer:
         engine_thread.start()
         reader = asyncio.create_task(self.client.run())
         tokenizer = ByteTokenizer()
-        template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens, "test")
+        template = ChatTemplate({"default": self._template}, tokenizer.special_tokens, "test")
         self.gate.metrics.watch(lambda: self.client.stats)
         info, seconds = await self.client.ready(), self._options.request_seconds
-        self.gate.state = Service(self.client, info, tokenizer, template, "tiny", seconds)
+        style = chat_style(template, tokenizer)
+        self.gate.state = Service(self.client, info, tokenizer, template, style, "tiny", seconds)
         self.uvicorn = uvicorn.Server(uvicorn.Config(create_app(self.gate), log_level="error", lifespan="off"))
         self.loop = asyncio.get_running_loop()
         self.loop.call_later(0.05, self._ready.set)

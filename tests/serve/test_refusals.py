@@ -15,6 +15,10 @@ from overdrive.wire import Tokens
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+STRING_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+CHOICE = {"type": "function", "function": {"name": "g"}}
+DEEP = json.loads('{"not":' * 129 + "{}" + "}" * 129)
 
 BOTH = [
     ({"model": "gpt"}, 404, "model"),
@@ -55,8 +59,22 @@ BOTH = [
     ({"stream": 1}, 400, "stream"),
     ({"stream_options": {"include_usage": True}, "stream": False}, 400, "stream_options"),
     ({"stream_options": {"what": True}, "stream": True}, 400, "stream_options.what"),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
+    ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}, "regex": "a"}, 400, "regex"),
+    ({"guided_json": "{"}, 400, "guided_json"),
+    ({"guided_json": "[]"}, 400, "guided_json"),
+    ({"guided_json": 5}, 400, "guided_json"),
+    ({"guided_choice": []}, 400, "guided_choice"),
+    ({"guided_choice": ["a", ""]}, 400, "guided_choice[1]"),
+    ({"guided_regex": ""}, 400, "guided_regex"),
+    ({"guided_regex": "a" * 20_000}, 400, "guided_regex"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_choice"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, 400, "structured_outputs.choice"),
+    ({"structured_outputs": {"structural_tag": "a"}}, 400, "structured_outputs.structural_tag"),
+    ({"json_schema": DEEP}, 400, "json_schema"),
+    ({"ebnf": 5}, 400, "ebnf"),
     ({"speculation": {"max_drafts": -1}}, 400, "speculation.max_drafts"),
     ({"speculation": {"depth": 3}}, 400, "speculation.depth"),
     ({"speculation": True}, 400, "speculation"),
@@ -78,8 +96,19 @@ CHAT_ONLY = [
     ({"max_tokens": 0}, 400, "max_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens"),
     ({"max_completion_tokens": 1000}, 400, "max_completion_tokens"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    ({"tools": [{"type": "function", "function": {}}]}, 400, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "tools[0].function.name"),
+    ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+    ({"tools": [TOOL, TOOL]}, 400, "tools[1].function.name"),
+    ({"tools": [TOOL] * 129}, 400, "tools"),
+    ({"tools": [STRING_TOOL]}, 400, "tools[0].function.parameters"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, 400, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": CHOICE}, 400, "tool_choice.function.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, 400, "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": "required", "guided_json": {}}, 400, "guided_json"),
+    ({"tools": [TOOL], "guided_regex": "a"}, 400, "guided_regex"),
     ({"tool_choice": "required"}, 400, "tool_choice"),
+    ({"tool_choice": CHOICE}, 400, "tool_choice"),
     ({"functions": [{"name": "f"}]}, 400, "functions"),
     ({"function_call": {"name": "f"}}, 400, "function_call"),
     ({"top_logprobs": 2}, 400, "top_logprobs"),

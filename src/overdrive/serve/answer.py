@@ -12,6 +12,7 @@ from overdrive.draft_report import DraftTally
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.replies import CompletionDetails, FinishWord, PromptDetails, PromptToken, TextPiece, Usage
 from overdrive.text import CommittedText, Tokenizer
+from overdrive.text.pieces import TokenTable
 from overdrive.types import Finish, FinishReason
 from overdrive.wire import Logprobs, Tokens
 
@@ -20,7 +21,8 @@ from overdrive.wire import Logprobs, Tokens
 class TextRules:
     """How a request wants its text. `report` asks for the text token by token.
 
-    stops, stop_ids: stop strings and tokens that the request itself brought.
+    stops, stop_ids: stop strings and tokens that the request itself brought. table: tokens as text, where other than
+    the tokenizer's. grammar_field: the request's field that asks for structure, "" for free text.
     """
 
     stops: Sequence[str] = ()
@@ -29,6 +31,8 @@ class TextRules:
     report: bool = False
     silent: bool = False
     """Show nothing of what is generated: the request only scores its prompt."""
+    table: TokenTable | None = None
+    grammar_field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ class Answer:
     _text: CommittedText = field(init=False)
 
     def __post_init__(self) -> None:
-        self._text = CommittedText(self.tokenizer, self.rules.stops, self.rules.include_stop)
+        rules = self.rules
+        self._text = CommittedText(self.tokenizer, rules.stops, rules.include_stop, rules.table)
 
     def take(self, item: Tokens) -> Delta:
         """The engine has committed tokens. Raises ServerFault when it gave the answer up."""
@@ -86,7 +91,8 @@ class Answer:
             self.prompt_scores.append(item.prompt_logprobs)
         self.counts.cached = max(self.counts.cached, item.cached_tokens)
         if item.finish is FinishReason.ERROR:
-            raise ServerFault(item.error or "the engine gave the request up", item.status)
+            field = self.rules.grammar_field if item.status == 400 else ""
+            raise ServerFault(item.error or "the engine gave the request up", item.status, field)
         if item.finish is FinishReason.ABORT:
             raise ServerFault("the server stopped before the answer was complete", status=503)
         finish: FinishWord | None = None if item.finish is None else item.finish.value  # type: ignore[assignment]

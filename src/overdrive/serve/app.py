@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -21,7 +21,7 @@ from overdrive import __version__
 from overdrive.draft_report import engine_report
 from overdrive.errors import BadRequest
 from overdrive.parameters import check_ids
-from overdrive.serve.chat import chat_completion, chat_prompt
+from overdrive.serve.chat import chat_completion
 from overdrive.serve.completions import text_completion
 from overdrive.serve.faults import ServerFault, error_response
 from overdrive.serve.guards import Authorise, CountRequests, EndQuietly
@@ -32,6 +32,9 @@ from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
 from overdrive.serve.service import Closed, Gate, Service, off_loop
 from overdrive.serve.stream import ClientGone, json_response
 from overdrive.strict import Model, invalid
+from overdrive.tooled import Tooled, tool_use
+from overdrive.tools.style import ChatStyle
+from overdrive.tools.turn import Asked
 
 log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)
@@ -126,8 +129,13 @@ def _token_ids(asked: TokenizeRequest, service: Service) -> list[int]:
     if (asked.prompt is None) == (asked.messages is None):
         raise BadRequest("send either prompt or messages", "prompt")
     if asked.messages is not None:
-        open_turn = asked.add_generation_prompt is not False
-        return chat_prompt(asked.messages, service, open_turn, asked.chat_template_kwargs)
+        chat = Asked(
+            messages=[message.model_dump(exclude_none=True) for message in asked.messages],
+            use=tool_use(Tooled(tools=asked.tools)),
+            names=asked.chat_template_kwargs,
+            open_turn=asked.add_generation_prompt is not False,
+        )
+        return service.prepare(chat).prompt
     return service.tokenizer.encode(asked.prompt or "", add_special=asked.add_special_tokens is not False)
 
 
@@ -166,10 +174,21 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
             "version": __version__,
             "model": service.name,
             "engine": service.info,
+            "chat": _chat_report(service.style),
             "drafts": engine_report(service.client.stats),
             "stats": service.client.stats,
         }
         return Response(msgspec.json.encode(facts), media_type="application/json")
+
+
+def _chat_report(style: ChatStyle) -> dict[str, Any]:
+    """How chats are written: the form of tool calls, and the markers of reasoning where the model has it."""
+    thinking = style.thinking
+    return {
+        "tool_format": style.form.name,
+        "template_shows_tools": style.shows_tools,
+        "reasoning": [thinking.open, thinking.close] if thinking else None,
+    }
 
 
 def _card(service: Service) -> ModelCard:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from fastapi import Request, Response
 from msgspec import UNSET
@@ -15,8 +14,10 @@ from overdrive.parameters import Wanted, sampling_params, siblings, stop_strings
 from overdrive.serve.answer import Answer, Delta, TextRules, prompt_logprobs, token_text
 from overdrive.serve.metrics import Metrics, RequestTimer
 from overdrive.serve.params import check_chat, most_drafts
-from overdrive.serve.protocol import ChatRequest, Message, SamplingRequest
+from overdrive.serve.protocol import ChatRequest, SamplingRequest
 from overdrive.serve.replies import (
+    CalledFunction,
+    CalledFunctionDelta,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -24,14 +25,22 @@ from overdrive.serve.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    FinishWord,
     TextPiece,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
     Usage,
 )
 from overdrive.serve.service import Service, off_loop
 from overdrive.serve.stream import Exchange, json_response, stream_response, whole_answers
+from overdrive.structured import structure_of
 from overdrive.text import Tokenizer
+from overdrive.text.pieces import TokenTable
+from overdrive.tooled import tool_use
+from overdrive.tools.calls import CallPiece, whole_calls
+from overdrive.tools.turn import Asked, Turn, TurnReader
 from overdrive.wire import Logprobs
 
 
@@ -40,14 +49,12 @@ async def chat_completion(http: Request, request: ChatRequest, service: Service,
     timer = RequestTimer(metrics)
     check_chat(request)
     service.check_model(request.model)
-    prompt = await off_loop(
-        lambda: chat_prompt(
-            request.messages, service, request.add_generation_prompt is not False, request.chat_template_kwargs
-        )
-    )
+    asked, turn = await off_loop(lambda: _read_turn(request, service))
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
-    exchange = _submit(request, service, prompt, request_id, timer)
-    form = ChatForm(request_id, int(time.time()), service.name, request, service.tokenizer)
+    exchange = _submit(request, service, asked, turn, request_id, timer)
+    form = ChatForm(
+        request_id, int(time.time()), service.name, request, service.tokenizer, _readers(asked, turn, service)
+    )
     if request.stream:
         options = request.stream_options
         return await stream_response(http, exchange, form, bool(options and options.include_usage))
@@ -55,36 +62,41 @@ async def chat_completion(http: Request, request: ChatRequest, service: Service,
     return json_response(form.whole(exchange, deltas))
 
 
-def chat_prompt(
-    messages: Sequence[Message], service: Service, open_turn: bool, names: dict[str, Any] | None
-) -> list[int]:
-    """The ids that the model continues. The template writes the special tokens, so the tokenizer adds none.
-
-    open_turn: end where the assistant is to speak. names: further names for the template.
-    """
-    text = service.template.render(
-        [message.model_dump(exclude_none=True) for message in messages],
-        add_generation_prompt=open_turn,
-        chat_template_kwargs=names,
+def _read_turn(request: ChatRequest, service: Service) -> tuple[Asked, Turn]:
+    """What is asked, and its prompt and grammar."""
+    asked = Asked(
+        messages=[message.model_dump(exclude_none=True) for message in request.messages],
+        structure=structure_of(request),
+        use=tool_use(request),
+        names=request.chat_template_kwargs,
+        open_turn=request.add_generation_prompt is not False,
     )
-    return service.tokenizer.encode(text, add_special=False)
+    return asked, service.prepare(asked)
 
 
-def text_rules(request: SamplingRequest, silent: bool = False) -> TextRules:
-    """How `request` wants its text."""
+def _readers(asked: Asked, turn: Turn, service: Service) -> Callable[[], TurnReader]:
+    return lambda: TurnReader(service.style, turn.reasons, asked.function_names)
+
+
+def text_rules(
+    request: SamplingRequest, grammar_field: str, silent: bool = False, table: TokenTable | None = None
+) -> TextRules:
+    """How `request` wants its text. The rest is as in `TextRules`."""
     return TextRules(
         stops=stop_strings(request),
         stop_ids=request.stop_token_ids or (),
         include_stop=bool(request.include_stop_str_in_output),
         report=bool(request.speculation and request.speculation.report),
         silent=silent,
+        table=table,
+        grammar_field=grammar_field,
     )
 
 
 def _submit(
-    request: ChatRequest, service: Service, prompt: list[int], request_id: str, timer: RequestTimer
+    request: ChatRequest, service: Service, asked: Asked, turn: Turn, request_id: str, timer: RequestTimer
 ) -> Exchange:
-    n = request.n or 1
+    n, prompt = request.n or 1, turn.prompt
     old_name = request.max_tokens is not None
     wanted = Wanted(
         prompt=prompt,
@@ -93,10 +105,11 @@ def _submit(
         max_tokens_param="max_tokens" if old_name else "max_completion_tokens",
         logprobs=(request.top_logprobs or 0) if request.logprobs else -1,
         max_drafts=most_drafts(request),
+        grammar=turn.grammar,
     )
     params = siblings(sampling_params(request, service.info, wanted), n)
     names = [f"{request_id}-{index}" for index in range(n)]
-    rules = text_rules(request)
+    rules = text_rules(request, asked.field, table=service.style.table)
     answers = {name: Answer(index, prompt, service.tokenizer, rules) for index, name in enumerate(names)}
     reply = service.submit(names, [prompt] * n, params)
     return Exchange(reply, answers, n, timer, service.request_seconds, service.info.sources)
@@ -104,13 +117,15 @@ def _submit(
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """How chat words its events and its whole answer."""
+    """How chat words its events and its whole answer. new_reader: of one answer. readers: by index, in a stream."""
 
     id: str
     created: int
     model: str
     request: ChatRequest
     tokenizer: Tokenizer
+    new_reader: Callable[[], TurnReader]
+    readers: dict[int, TurnReader] = field(default_factory=dict)
 
     def opening(self, answer: Answer) -> Iterator[ChatChunk]:
         """The role comes alone, before any text."""
@@ -118,11 +133,17 @@ class ChatForm:
 
     def event(self, answer: Answer, delta: Delta) -> ChatChunk:
         """What one delta adds."""
+        reader = self.readers.setdefault(answer.index, self.new_reader())
+        part = reader.take(delta.text, last=delta.finish is not None)
         choice = ChatChunkChoice(
             index=answer.index,
-            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            delta=ChatDelta(
+                content=part.content or UNSET,
+                reasoning_content=part.reasoning or UNSET,
+                tool_calls=[call_delta(piece) for piece in part.calls] or UNSET,
+            ),
             logprobs=self._logprobs([delta]),
-            finish_reason=delta.finish,
+            finish_reason=finish_word(delta, reader),
             token_ids=delta.ids if self.request.return_token_ids else UNSET,
             pieces=delta.pieces or UNSET,
         )
@@ -149,12 +170,19 @@ class ChatForm:
         )
 
     def _choice(self, answer: Answer, deltas: list[Delta]) -> ChatChoice:
-        last = deltas[-1]
+        last, reader = deltas[-1], self.new_reader()
+        part = reader.take("".join(delta.text for delta in deltas), last=True)
+        calls = [ToolCall(id=c.id, function=CalledFunction(c.name, c.arguments)) for c in whole_calls(part.calls)]
         return ChatChoice(
             index=answer.index,
-            message=ChatMessage("assistant", "".join(delta.text for delta in deltas)),
+            message=ChatMessage(
+                role="assistant",
+                content=None if calls and not part.content else part.content,
+                reasoning_content=part.reasoning or UNSET,
+                tool_calls=calls or UNSET,
+            ),
             logprobs=self._logprobs(deltas),
-            finish_reason=last.finish or "stop",
+            finish_reason=finish_word(last, reader) or "stop",
             stop_reason=UNSET if last.stop_reason is None else last.stop_reason,
             token_ids=all_ids(deltas) if self.request.return_token_ids else UNSET,
             pieces=all_pieces(deltas) or UNSET,
@@ -175,6 +203,19 @@ class ChatForm:
             for token in token_logprobs(self.tokenizer, delta.ids, delta.logprobs, self.request.top_logprobs or 0)
         ]
         return ChatLogprobs(content)
+
+
+def finish_word(delta: Delta, reader: TurnReader) -> FinishWord | None:
+    """Why an answer ended: "tool_calls" where it made calls, all of them whole, and ended of itself."""
+    return "tool_calls" if delta.finish == "stop" and reader.calls_whole else delta.finish
+
+
+def call_delta(piece: CallPiece) -> ToolCallDelta:
+    """A piece of a call as OpenAI's streams have it: id, type and name once, with empty arguments."""
+    if not piece.id:
+        return ToolCallDelta(index=piece.index, function=CalledFunctionDelta(arguments=piece.arguments))
+    function = CalledFunctionDelta(name=piece.name, arguments=piece.arguments)
+    return ToolCallDelta(index=piece.index, id=piece.id, type="function", function=function)
 
 
 def all_ids(deltas: list[Delta]) -> list[int]:

@@ -20,6 +20,7 @@ from overdrive.serve.protocol import CompletionRequest
 from overdrive.serve.replies import Completion, TextChoice, TextLogprobs, Usage
 from overdrive.serve.service import Service, off_loop
 from overdrive.serve.stream import Exchange, json_response, stream_response, whole_answers
+from overdrive.structured import Structure, structure_of
 from overdrive.text import Tokenizer
 from overdrive.types import SamplingParams
 
@@ -37,9 +38,9 @@ async def text_completion(http: Request, request: CompletionRequest, service: Se
     timer = RequestTimer(metrics)
     check_completion(request)
     service.check_model(request.model)
-    prompts = await off_loop(lambda: read_prompts(request, service))
+    structure, prompts = await off_loop(lambda: (structure_of(request), read_prompts(request, service)))
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    exchange = _submit(request, service, prompts, request_id, timer)
+    exchange = _submit(request, service, prompts, structure, request_id, timer)
     form = CompletionForm(request_id, int(time.time()), service.name, request, service.tokenizer, prompts)
     if request.stream:
         options = request.stream_options
@@ -68,7 +69,12 @@ def _read_prompt(item: str | list[int], request: CompletionRequest, service: Ser
 
 
 def _submit(
-    request: CompletionRequest, service: Service, prompts: list[Prompt], request_id: str, timer: RequestTimer
+    request: CompletionRequest,
+    service: Service,
+    prompts: list[Prompt],
+    structure: Structure | None,
+    request_id: str,
+    timer: RequestTimer,
 ) -> Exchange:
     n = request.n or 1
     logprobs = -1 if request.logprobs is None else request.logprobs
@@ -80,11 +86,12 @@ def _submit(
             max_tokens=request.max_tokens,
             logprobs=logprobs,
             max_drafts=most_drafts(request),
+            grammar=structure.grammar if structure else None,
         )
         drawn = sampling_params(request, service.info, wanted)
         params += siblings(_with_scores(drawn, request), n)
     names = [f"{request_id}-{index}" for index in range(len(params))]
-    rules = text_rules(request, silent=request.max_tokens == 0)
+    rules = text_rules(request, structure.field if structure else "", silent=request.max_tokens == 0)
     ids = [prompt.ids for prompt in prompts for _ in range(n)]
     answers = {name: Answer(i, ids[i], service.tokenizer, rules) for i, name in enumerate(names)}
     reply = service.submit(names, ids, params)

@@ -12,15 +12,15 @@ from overdrive.errors import BadRequest
 RETRY_SECONDS = {429: "1", 503: "5"}
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
-CODES = {429: "queue_full", 500: "engine_error", 503: "unavailable", 504: "timeout"}
+CODES = {400: "invalid_value", 429: "queue_full", 500: "engine_error", 503: "unavailable", 504: "timeout"}
 
 
 class ServerFault(BadRequest):
     """The request passed every check but cannot be answered: the engine failed, refused or took too long, or the server
     goes down."""
 
-    def __init__(self, message: str, status: int = 500) -> None:
-        super().__init__(message, code=CODES.get(status, "engine_refused"), status=status)
+    def __init__(self, message: str, status: int = 500, param: str = "") -> None:
+        super().__init__(message, param, code=CODES.get(status, "engine_refused"), status=status)
 
 
 def error_value(fault: BadRequest) -> dict[str, Any]:

@@ -12,12 +12,8 @@ from overdrive.serve.protocol import ChatRequest, CompletionRequest, SamplingReq
 def check_chat(request: ChatRequest) -> None:
     """Refuses what chat requests may carry elsewhere but this server cannot do, and contradictions."""
     _check_shared(request)
-    if request.tools:
-        raise BadRequest("tools are not supported yet", "tools", "unsupported_parameter")
-    if request.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tool_choice: without tools only 'none' and 'auto' mean anything", "tool_choice")
     if request.functions:
-        raise BadRequest("functions are not supported", "functions", "unsupported_parameter")
+        raise BadRequest("functions are not supported; send them as tools", "functions", "unsupported_parameter")
     if request.function_call not in (None, "none", "auto"):
         raise BadRequest("function_call: functions are not supported", "function_call", "unsupported_parameter")
     if request.top_logprobs is not None and not request.logprobs:
@@ -39,9 +35,6 @@ def check_completion(request: CompletionRequest) -> None:
 
 
 def _check_shared(request: SamplingRequest) -> None:
-    if request.response_format is not None and request.response_format.type != "text":
-        kind = request.response_format.type
-        raise BadRequest(f"response_format {kind!r} is not supported yet", "response_format", "unsupported_parameter")
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream: true", "stream_options")
     if request.prompt_logprobs is not None and request.stream:

@@ -13,9 +13,10 @@ from pydantic import Field, model_validator
 
 from overdrive.parameters import Alternatives, Sampling, TokenId
 from overdrive.strict import Model
+from overdrive.structured import Ignored
+from overdrive.tooled import Tool, Tooled
 
 MAX_PROMPTS = 256  # prompts of one completions request
-Ignored = Any  # accepted because stock clients send it; has no effect
 
 
 class StreamOptions(Model):
@@ -51,13 +52,6 @@ class Speculation(Model):
         return {"max_drafts": int(number)}
 
 
-class ResponseFormat(Model):
-    """Only plain text for now."""
-
-    type: str
-    json_schema: Any = None
-
-
 class SamplingRequest(Sampling):
     """Parameters that chat and text completions share."""
 
@@ -65,7 +59,6 @@ class SamplingRequest(Sampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    response_format: ResponseFormat | None = None
     speculation: Speculation | None = None
     user: Ignored = None
     store: Ignored = None
@@ -114,7 +107,7 @@ class Message(Model):
     annotations: Ignored = None
 
 
-class ChatRequest(SamplingRequest):
+class ChatRequest(SamplingRequest, Tooled):
     """Body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -122,14 +115,11 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    parallel_tool_calls: Ignored = None
 
 
 class CompletionRequest(SamplingRequest):
@@ -158,6 +148,7 @@ class TokenizeRequest(Model):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from overdrive.draft_report import DraftReport
 
-FinishWord = Literal["stop", "length"]
+FinishWord = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(Struct):
@@ -92,19 +92,54 @@ class TextPiece(Struct):
     drafted: bool
 
 
-class ChatMessage(Struct):
-    """The assistant's turn."""
+class CalledFunction(Struct):
+    """Name and arguments of a call; arguments are JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """One call that the assistant makes."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
+class CalledFunctionDelta(Struct):
+    """What a chunk adds to a call's function."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """What a chunk adds to call `index`: its id and name come first, then its arguments piece by piece."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: CalledFunctionDelta
+
+
+class ChatMessage(Struct, kw_only=True):
+    """The assistant's turn. content is null where it is calls alone."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatDelta(Struct):
+class ChatDelta(Struct, kw_only=True):
     """What a chunk adds to the assistant's turn."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):

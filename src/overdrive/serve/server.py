@@ -28,6 +28,7 @@ from overdrive.serve.process import EngineProcess, Target, run_engine
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.serve.terminal import ready_lines
 from overdrive.text import open_text
+from overdrive.tools.style import chat_style
 
 LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
 END_SECONDS = 3.0  # for the engine process to end by itself
@@ -121,7 +122,8 @@ class Server:
         tokenizer, template = await asyncio.to_thread(open_text, Path(info.source), self._engine.model)
         self._gate.metrics.watch(lambda: client.stats)
         name = self._options.served_model_name or self._model
-        self._gate.state = Service(client, info, tokenizer, template, name, self._options.request_seconds)
+        style = chat_style(template, tokenizer, self._engine.model.tool_format)
+        self._gate.state = Service(client, info, tokenizer, template, style, name, self._options.request_seconds)
 
     def _greet(self, service: Service) -> None:
         host, port = self._listener.getsockname()[:2]

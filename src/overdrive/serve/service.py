@@ -17,6 +17,8 @@ from overdrive.link import EngineClient, Reply
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.metrics import Metrics
 from overdrive.text import ChatTemplate, Tokenizer
+from overdrive.tools.style import ChatStyle
+from overdrive.tools.turn import Asked, Turn, prepare
 from overdrive.types import SamplingParams
 from overdrive.wire import EngineInfo, Submit
 
@@ -27,13 +29,15 @@ T = TypeVar("T")
 class Service:
     """A ready engine with the text room of its model.
 
-    name: what clients call the model. request_seconds: after these an answer is given up. created: Unix time.
+    style: how the model's chats are written. name: what clients call the model. request_seconds: after these an answer
+    is given up. created: Unix time.
     """
 
     client: EngineClient
     info: EngineInfo
     tokenizer: Tokenizer
     template: ChatTemplate
+    style: ChatStyle
     name: str
     request_seconds: float
     created: int = field(default_factory=lambda: int(time.time()))
@@ -43,6 +47,10 @@ class Service:
         if name is not None and name != self.name:
             message = f"the model {name[:200]!r} does not exist; this server has {self.name!r}"
             raise BadRequest(message, "model", "model_not_found", 404)
+
+    def prepare(self, asked: Asked) -> Turn:
+        """Prompt and grammar of a chat's next turn. Raises BadRequest."""
+        return prepare(asked, self.style, self.template, self.tokenizer)
 
     def submit(self, answer_ids: list[str], prompts: list[list[int]], params: list[SamplingParams]) -> Reply:
         """Sends one engine request per answer. Raises BadRequest (429) when the queue has no room for all of them."""

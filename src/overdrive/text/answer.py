@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from overdrive.text.pieces import TokenTable
 from overdrive.text.stops import StopAutomaton, StopHit
 from overdrive.text.tokenizer import Tokenizer
 
@@ -21,11 +22,17 @@ class AnswerText:
     All pieces together are the same for every way of cutting the tokens into calls: the decoded answer up to the stop
     string (`include_stop`: and including it). Without stops it is a `Detokeniser`.
 
-    stops: as sent to the engine, in the same order.
+    stops: as sent to the engine, in the same order. table: tokens as text, where other than the tokenizer's.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), include_stop: bool = False) -> None:
-        self._table = tokenizer.table
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        table: TokenTable | None = None,
+    ) -> None:
+        self._table = table or tokenizer.table
         self._automaton = StopAutomaton([stop.encode() for stop in stops])
         self._include_stop = include_stop
         self._state = 0

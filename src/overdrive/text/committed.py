@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overdrive.text.answer import AnswerText
+from overdrive.text.pieces import TokenTable
 from overdrive.text.stops import StopHit, StopMatcher
 from overdrive.text.tokenizer import Tokenizer
 from overdrive.types import Finish
@@ -16,11 +17,20 @@ class CommittedText:
     All pieces together are the same for every way of cutting the tokens into calls.
 
     stops: as sent to the engine, in the same order.
+    table: tokens as text, where other than the tokenizer's, as for reading tool calls. A stop string that such a table
+    tears apart ends the answer without being cut off.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), include_stop: bool = False) -> None:
-        self._text = AnswerText(tokenizer, stops, include_stop)
-        self._matcher = StopMatcher([stop.encode() for stop in stops], tokenizer.table.visible) if stops else None
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        table: TokenTable | None = None,
+    ) -> None:
+        visible = (table or tokenizer.table).visible
+        self._text = AnswerText(tokenizer, stops, include_stop, table)
+        self._matcher = StopMatcher([stop.encode() for stop in stops], visible) if stops else None
         self._include_stop = include_stop
 
     def take(self, ids: Sequence[int], finish: Finish | None = None) -> str:

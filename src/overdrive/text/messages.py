@@ -8,6 +8,20 @@ from typing import Any
 
 from overdrive.errors import BadRequest
 
+
+class Arguments(dict[str, Any]):
+    """Arguments of an earlier call: an object, and where a template puts it into text as it is, its JSON."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -64,7 +78,7 @@ def _part(part: Any, place: str) -> str:
 
 
 def _tool_call(call: Any, place: str) -> dict[str, Any]:
-    """A call with its arguments parsed: clients send them as a JSON string, templates want the object."""
+    """A call with its arguments parsed: clients send them as a JSON string, most templates want the object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRequest(f"{place} must hold a function with a name", place)
@@ -76,4 +90,4 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
             raise BadRequest(f"{place}.function.arguments is no valid JSON: {error}", f"{place}.function") from error
     if not isinstance(arguments, Mapping):
         raise BadRequest(f"{place}.function.arguments must be a JSON object", f"{place}.function")
-    return {**call, "function": {**function, "arguments": dict(arguments)}}
+    return {**call, "function": {**function, "arguments": Arguments(arguments)}}

@@ -28,6 +28,11 @@ class TokenTable:
         self.visible = [b"" if token in self.special else piece for token, piece in enumerate(self.pieces)]
         self.strips_space = strips_space
 
+    def showing(self, ids: Iterable[int]) -> TokenTable:
+        """This table with the special tokens `ids` visible to readers."""
+        shown = frozenset(ids)
+        return TokenTable(self.pieces, self.special - shown, self.strips_space) if shown & self.special else self
+
     def join(self, ids: Iterable[int], skip_special: bool = True) -> bytes:
         """The bytes of `ids` in a row. Ids beyond the table (a model's padded vocabulary) add nothing."""
         table = self.visible if skip_special else self.pieces

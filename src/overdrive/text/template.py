@@ -8,6 +8,7 @@ every fault of theirs is an error of the request. Names and filters are those th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -32,11 +33,13 @@ class ChatTemplate:
 
     special_tokens: `bos_token`, `eos_token` and the like, as templates write them. The rendered text holds them, so it
     is encoded with `add_special=False`.
-    origin: where the templates come from, for messages. Raises OverdriveError for text that is no valid Jinja.
+    origin: where the templates come from, for messages. `source` is their text.
+    Raises OverdriveError for text that is no valid Jinja.
     """
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], origin: str) -> None:
         environment = _environment()
+        self.source = templates.get("tool_use", "") + templates.get("default", "")
         self._special_tokens = dict(special_tokens)
         self._origin = origin
         self._knows_developer = {name: "developer" in text for name, text in templates.items()}
@@ -51,6 +54,11 @@ class ChatTemplate:
     def known(self) -> bool:
         """Whether the model has a template at all."""
         return bool(self._compiled)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return bool(re.search(r"\btools\b", self.source))
 
     def render(
         self,

@@ -1,0 +1,45 @@
+"""How one model's chats are written: found once, when its chat template and tokenizer are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from overdrive.config import ToolFormatName
+from overdrive.text import ChatTemplate, Tokenizer
+from overdrive.text.pieces import TokenTable
+from overdrive.tools.formats import FORMATS, Thinking, ToolFormat, format_of, thinking_of
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """Conventions of a model.
+
+    shows_tools: whether its template tells of tools; else they are written into the system message.
+    specials: ids of markers that are special tokens. table: tokens as text in which these markers can be seen.
+    close_ids: what ends the reasoning, as tokens; empty for models that do not reason.
+    """
+
+    form: ToolFormat
+    shows_tools: bool
+    thinking: Thinking | None
+    specials: Mapping[str, int]
+    table: TokenTable
+    close_ids: tuple[int, ...]
+
+
+def chat_style(template: ChatTemplate, tokenizer: Tokenizer, tool_format: ToolFormatName = "auto") -> ChatStyle:
+    """The conventions that `template` shows. tool_format: the tools' form by name, "auto" finds it too."""
+    form = format_of(template.source) if tool_format == "auto" else FORMATS[tool_format]
+    thinking = thinking_of(template.source)
+    marks = [*form.markers, *((thinking.open, thinking.close) if thinking else ())]
+    found = {mark: token for mark in marks if (token := tokenizer.id_of(mark)) is not None}
+    specials = {mark: token for mark, token in found.items() if token in tokenizer.table.special}
+    return ChatStyle(
+        form=form,
+        shows_tools=template.shows_tools,
+        thinking=thinking,
+        specials=specials,
+        table=tokenizer.table.showing(specials.values()),
+        close_ids=tuple(tokenizer.encode(thinking.close, add_special=False)) if thinking else (),
+    )
