@@ -22,6 +22,7 @@ from overdrive.serve.page.live import follow
 from overdrive.serve.page.pulse import pulse
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate
+from overdrive.tools.style import chat_style
 from overdrive.wire import Stats
 
 from .fakes import INFO, TEMPLATE
@@ -49,7 +50,8 @@ def gate(state: Service | Closed) -> Gate:
 
 
 def service(client: Idle, info=INFO) -> Service:
-    return Service(client, info, ByteTokenizer(), ChatTemplate({"default": TEMPLATE}, {}, "test"), "tiny", 9.0)
+    tokenizer, template = ByteTokenizer(), ChatTemplate({"default": TEMPLATE}, {}, "test")
+    return Service(client, info, tokenizer, template, chat_style(template, tokenizer), "tiny", 9.0)
 
 
 def told(state: Service | Closed) -> list[tuple[str, dict]]:
