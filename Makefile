@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help venv dev serve chat test slow lint format clean
+.PHONY: help venv dev serve chat test slow browser lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make chat  [MODEL=smollm2] [ARGS=...]                        set up and chat in the terminal'
 	@echo 'make test  [ARGS="-k stop"]                                  set up and run the tests'
 	@echo 'make slow  [ARGS=...]                                        the tests that take minutes'
+	@echo 'make browser                                                 the live page in Chromium, which must be there'
 	@echo 'make lint, make format                                       check, or mend, how the code looks'
 	@echo 'make bench-NAME [ARGS=...]                                   run benchmarks/NAME.py; ARGS=--help explains it'
 	@echo 'make venv                                                    set up $(VENV) alone'
@@ -45,6 +46,10 @@ test: $(READY_DEV)
 
 slow: $(READY_DEV)
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+browser: $(READY_DEV)
+	@$(PIP) install --quiet --editable '.[browser]'
+	@$(BIN)/python -m pytest -m browser $(ARGS)
 
 lint: $(READY_DEV)
 	@$(BIN)/ruff check .

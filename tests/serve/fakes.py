@@ -15,7 +15,7 @@ from overdrive.link import EngineClient, EngineEndpoint
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.server import listen
-from overdrive.serve.service import Gate, Service
+from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher
 from overdrive.tools.style import chat_style
 from overdrive.types import FinishReason
@@ -238,5 +238,6 @@ class FakeServer:
         self.client.close()
 
     def close(self) -> None:
+        self.gate.state = Closed("draining", "the server is shutting down")
         self.uvicorn.should_exit = True
         self._thread.join()
