@@ -86,7 +86,7 @@ class CudaDevice:
         return CostSizes(
             rows=tuple(size for size in SIZES if size <= bucket(limits.max_rows, SIZES)),
             most_tokens=limits.max_step_tokens,
-            short=whole_pages(64, limits.page_size),
+            short=whole_pages(min(256, limits.max_model_len // 4), limits.page_size),
             long=whole_pages(min(2048, limits.max_model_len // 2), limits.page_size),
             texts=min(8, limits.max_rows),
             long_rows=min(64, limits.max_rows),

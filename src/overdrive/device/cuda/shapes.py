@@ -29,7 +29,7 @@ MIXED_DRAFTS = (0, 3, 7, MAX_DRAFTS)
 MIXED_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 """Tokens of steps with prompts. Beyond the last one, its multiples."""
 
-STEP_ROWS = 4
+STEP_ROWS = 2
 """Rows between two sizes that are looked at where padding costs."""
 
 FEW_TOKENS, MANY_TOKENS = 128, 1100
