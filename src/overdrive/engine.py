@@ -263,7 +263,7 @@ def _describe(
         page_size=limits.page_size,
         max_rows=limits.max_rows,
         max_queue=limits.max_queue,
-        drafter="+".join(sources),
+        drafter=site.choice.name,
         draft_model=site.choice.model,
         drafts=drafts,
         sources=sources,

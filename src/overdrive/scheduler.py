@@ -350,11 +350,12 @@ class Scheduler:
         emits = not prefilling or running.fed + known == running.target
         bound = running.fed + known if prefilling else running.upper_len + drafts
         scores = params.prompt_logprobs if prefilling and running.fed < len(running.request.prompt) - 1 else -1
+        forced = running.request.constraint.certain(drafts) if drafts and not running.in_flight else ()
         running.fed += known if prefilling else 0
         running.launched += 1
         running.emitting += emits
         running.in_flight += (drafts + 1) * emits
-        return Row(running.request.id, running.slot, known, drafts, emits, bound, params.logprobs, scores)
+        return Row(running.request.id, running.slot, known, drafts, emits, bound, params.logprobs, scores, forced)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_size)

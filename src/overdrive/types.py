@@ -148,6 +148,7 @@ class Row:
     upper_len: one past the highest position this row can write; bounds attention work and pages, never an address.
     logprobs, prompt_logprobs: as in SamplingParams; -1 wants none. Prompt ones cover this row's known positions but the
     newest.
+    forced: what certainly follows the newest token by the row's grammar, where the host knows that token.
     """
 
     request_id: str
@@ -158,6 +159,7 @@ class Row:
     upper_len: int
     logprobs: int = -1
     prompt_logprobs: int = -1
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

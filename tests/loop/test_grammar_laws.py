@@ -8,13 +8,15 @@ import pytest
 
 from overdrive.device.stream import InlineStream
 from overdrive.policy.controller import FixedDrafts
+from overdrive.types import GrammarSpec, SamplingParams
+from tests.grammar.words import EOS
 
 from .bench import RandomDrafts, StopAndGo
-from .constrained import check, mixed_requests
+from .constrained import check, make_request, mixed_requests
 from .lazy import LazyStream
 from .padded_engine import choices, padded_bench
 from .test_engine_laws import random_bounds, wild
-from .tiny_drafters import DRAFTERS
+from .tiny_drafters import DRAFTERS, ngram
 from .tiny_engine import tiny_bench
 
 
@@ -68,3 +70,27 @@ def test_constrained_text_is_the_same_in_padded_steps(block: int) -> None:
         b.run()
         whole += check(b, requests)
     assert whole
+
+
+SPELLED = GrammarSpec("choice", '["the name ab, no 12: false", "abcabc true null"]')
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_is_certain_is_drafted(lookahead: int, padded: bool) -> None:
+    """Behind its first words an answer has no choice left. Nobody else drafts here that knows it."""
+    make = (lambda *given, **bounds: padded_bench(*given, choices()["ngram"], **bounds)) if padded else _with_ngram
+    b = make(InlineStream(), FixedDrafts(5), lookahead=lookahead)
+    params = SamplingParams(max_tokens=40, temperature=1.0, grammar=SPELLED, stop_token_ids=(EOS,))
+    requests = [make_request(f"r{i}", (i, 2, 3), params, i) for i in range(3)]
+    for request in requests:
+        b.scheduler.submit(request)
+    b.run()
+    source = b.runner.sources.index("grammar")
+    right = sum(b.committer._counts.accepted[source].sum(axis=0))
+    assert right == b.committer._counts.offered[source].sum()  # what is certain is certain
+    assert right > 9
+
+
+def _with_ngram(stream, controller, **bounds):
+    return tiny_bench(stream, controller, ngram, **bounds)

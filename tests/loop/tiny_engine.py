@@ -98,7 +98,7 @@ def tiny_bench(
     drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, given.n_pages))
     forward = device().forward(model, kv, drafter.taps)
     runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, ranks=ranks)
-    return around(given, controller, drafter.sources, lead(runner), watches)
+    return around(given, controller, runner.sources, lead(runner), watches)
 
 
 def around(

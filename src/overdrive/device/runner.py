@@ -23,10 +23,11 @@ from overdrive.device.steps import Steps, TorchSteps
 from overdrive.device.stream import Event, Stream
 from overdrive.device.verify import Imposed, Verified
 from overdrive.draft.base import Drafter, Drafts, Fed
+from overdrive.draft.forced import ForcedRuns, with_grammar
 from overdrive.grammar.base import mask_words
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet, blank_sheet
 from overdrive.model.transformer import Scored
-from overdrive.types import Outcome, Row, Step, TopLogprobs
+from overdrive.types import MAX_DRAFTS, Outcome, Row, Step, TopLogprobs
 
 Forward = Callable[[Batch], Scored]
 """The target's pass: stores the batch's keys and values, returns hidden states, the drafter's taps and the wanted
@@ -84,11 +85,13 @@ class Runner:
         steps: Steps = TorchSteps(),
         ranks: Ranks = ALONE,
         imposed: Imposed | None = None,
+        most_drafts: int = MAX_DRAFTS,
     ) -> None:
         """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score.
 
         ranks: those who run every step together. Drafts and verdicts are rank 0's; what the drafter and the sampler of
         another rank say is replaced by them. imposed: replaces the comparison of drafts and draws, for measurements.
+        most_drafts: of a row, 0 where nobody drafts.
         """
         self._target = forward
         self._logits = logits
@@ -100,11 +103,12 @@ class Runner:
         self._steps = steps
         self._ranks = ranks
         self._imposed = imposed
+        self._forced = ForcedRuns(len(state.lengths), most_drafts, state.history.device)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of those who may write a row's drafts; `Outcome.sources` are indices into it."""
-        return self._drafter.sources
+        return with_grammar(self._drafter.sources)
 
     @property
     def row_sizes(self) -> Mapping[int, Sequence[int]]:
@@ -129,7 +133,9 @@ class Runner:
     def sheet(self, launched: LaunchedStep) -> MaskSheet:
         """Room for the masks of a masked step."""
         rows, drafts = launched.step.rows, max(row.drafts for row in launched.step.rows)
-        return blank_sheet(len(launched.step.masked), len(rows), drafts + 1, mask_words(self._sampling.vocab_size), 0)
+        return blank_sheet(
+            len(launched.step.masked), len(rows), drafts + 1, mask_words(self._sampling.vocab_size), self._forced.width
+        )
 
     def accept(self, launched: LaunchedStep, sheet: MaskSheet = NO_MASKS) -> None:
         """Launch sampling and verification, and the copy of what the host will read."""
@@ -161,6 +167,7 @@ class Runner:
             for admission in step.admissions:
                 self._state.admit(admission)
                 self._sampling.admit(admission.slot, admission.params, admission.tokens, admission.prompt_len)
+                self._forced.set(admission.slot, ())
             # Exchanged pages first: what they replace is still whole, and may be given out anew in this very step.
             for entry in sorted(step.page_entries, key=lambda entry: not entry.shared):
                 self._drafter.enter(entry)
@@ -172,6 +179,11 @@ class Runner:
         caps = torch.tensor([row.drafts for row in launched.step.rows], device=launched.slots.device)
         width = max(row.drafts for row in launched.step.rows)
         launched.drafts = self._drafter.propose(launched.slots, caps, width)
+        if launched.step.masked:
+            for row in launched.step.rows:
+                if row.forced:
+                    self._forced.set(row.slot, row.forced)
+            self._forced.write_over(launched.slots, caps, *launched.drafts, source=len(self.sources) - 1)
         self._ranks.share(launched.drafts.tokens, launched.drafts.counts)
 
     def _forward(self, launched: LaunchedStep) -> None:
@@ -195,6 +207,9 @@ class Runner:
         scores = self._prompt_scores(launched)
         self._steps.advance(self._state, launched.slots, launched.known, done.tokens, done.counts)
         self._sampling.absorb(launched.slots, done.tokens, done.counts)
+        if sheet.masked and self._forced.longest:
+            forced = torch.from_numpy(sheet.forced).to(done.tokens.device)
+            self._forced.keep(launched.slots, forced, done.tokens, done.counts)
         launched.outcome = Outcome(
             tokens=done.tokens.cpu().numpy(),
             counts=done.counts.cpu().numpy(),

@@ -34,6 +34,10 @@ class Constraint(Protocol):
         """The next committed token. Raises GrammarFault where it is not legal, which ends the request."""
         ...
 
+    def certain(self, most: int) -> tuple[int, ...]:
+        """At most so many tokens that certainly follow what was accepted; for drafts."""
+        ...
+
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf
     ) -> int:
@@ -54,6 +58,10 @@ class Free:
 
     def accept(self, token: int) -> None:
         """Every token is legal."""
+
+    def certain(self, most: int) -> tuple[int, ...]:
+        """Nothing is."""
+        return ()
 
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf
@@ -116,6 +124,9 @@ class Constrained:
             self._accepted.append(token)
         else:
             self._seen = self._marker.next(self._seen, token)
+
+    def certain(self, most: int) -> tuple[int, ...]:
+        return tuple(self._matcher.forced()[:most]) if self.begun and not self._fault else ()
 
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf

@@ -21,7 +21,7 @@ from overdrive.draft.padded import PaddedDrafts
 class Sizes:
     """extent: of steps. pages: columns of the page table. hidden: width of the model. taps: width of a token's taps.
 
-    words: of a grammar mask.
+    words: of a grammar mask. forced: `ForcedRuns.width`.
     """
 
     extent: Extent
@@ -29,6 +29,7 @@ class Sizes:
     hidden: int
     taps: int
     words: int
+    forced: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,9 @@ class StepViews:
 
     rows: as the host described them. drafts, batch, layout: as `flatten` leaves them. hidden: [R * Q, H] of the wanted
     tokens, final-normed. taps: [T, W]. masks: of steps with grammars. lines: [R * Q + R] int64, filled by one copy, of
-    which the index of the masks and legal are views: [R] int64, the most drafts to accept. drawn: [R * Q] int64.
-    tokens: [R, Q] and counts: [R], int64, what was accepted.
+    which the index of the masks and legal are views: [R] int64, the most drafts to accept. forced: [R, Q, F] int64,
+    what is certain behind each position, as `ForcedRuns` has it. drawn: [R * Q] int64. tokens: [R, Q] and counts: [R],
+    int64, what was accepted.
     results: [R * Q + 3 R] int64, what the host reads: tokens, counts, and the drafts' counts and sources, one after the
     other; the names above are views of it.
     """
@@ -52,6 +54,7 @@ class StepViews:
     masks: Masks
     lines: Tensor
     legal: Tensor
+    forced: Tensor
     drawn: Tensor
     tokens: Tensor
     counts: Tensor
@@ -78,14 +81,15 @@ class StepBuffers:
         self._results = integers(wanted + 3 * rows)
         self._mask_bits = integers(wanted * sizes.words, torch.int32).view(wanted, sizes.words)
         self._by_mask = integers(wanted + rows).fill_(-1)
+        self._forced = integers(wanted * sizes.forced).view(wanted, sizes.forced)
         self._hidden = torch.zeros((wanted, sizes.hidden), dtype=dtype, device=device)
         self._taps = torch.zeros((tokens, sizes.taps), dtype=dtype, device=device)
         self._views: dict[StepShape, StepViews] = {}
 
     @property
-    def words(self) -> int:
-        """Of a mask."""
-        return self._sizes.words
+    def sizes(self) -> Sizes:
+        """What they are as large as."""
+        return self._sizes
 
     @property
     def results_size(self) -> int:
@@ -130,6 +134,7 @@ class StepBuffers:
             masks=Masks(self._mask_bits, self._by_mask[: r * q]),
             lines=self._by_mask[: r * q + r],
             legal=self._by_mask[r * q : r * q + r],
+            forced=self._forced[: r * q].view(r, q, -1),
             drawn=self._drawn[: r * q],
             tokens=tokens.view(r, q),
             counts=counts,

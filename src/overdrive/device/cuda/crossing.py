@@ -51,24 +51,27 @@ class Paper:
     What the allocator of pinned memory gets back, it gives out again only when copies from it are done.
     """
 
-    def __init__(self, bits: Tensor, lines: Tensor, sheet: MaskSheet) -> None:
-        """bits: [M, W] int32. lines: [R * Q + R] int64, index and legal. sheet: the same memory."""
+    def __init__(self, bits: Tensor, lines: Tensor, forced: Tensor, sheet: MaskSheet) -> None:
+        """bits: [M, W] int32. lines: [R * Q + R] int64, index and legal. forced: [R, Q, F]. sheet: the same memory."""
         self._bits = bits
         self._lines = lines
+        self._forced = forced
         self.sheet = sheet
 
     @classmethod
-    def blank(cls, masks: int, words: int, rows: int, queries: int, pinned: bool) -> Paper:
-        """Room for so many masks; all of R = `rows` are free."""
+    def blank(cls, masks: int, words: int, rows: int, queries: int, forced: int, pinned: bool) -> Paper:
+        """Room for so many masks, and for runs of `forced` tokens; all of R = `rows` are free."""
         bits = torch.empty((masks, words), dtype=torch.int32, pin_memory=pinned)
         lines = torch.empty(rows * queries + rows, dtype=torch.int64, pin_memory=pinned)
         index, legal = lines.numpy()[: rows * queries].reshape(rows, queries), lines.numpy()[rows * queries :]
-        sheet = MaskSheet(bits.numpy(), index, legal, np.full((rows, queries, 0), -1, np.int64))
+        runs = torch.empty((rows, queries, forced), dtype=torch.int64, pin_memory=pinned)
+        sheet = MaskSheet(bits.numpy(), index, legal, runs.numpy())
         sheet.clear()
-        return cls(bits, lines, sheet)
+        return cls(bits, lines, runs, sheet)
 
-    def upload(self, bits: Tensor, lines: Tensor) -> None:
-        """Enqueue copies to the device: of the masks to the first of `bits`, and of `lines`, which are as many."""
+    def upload(self, bits: Tensor, lines: Tensor, forced: Tensor) -> None:
+        """Enqueue copies to the device: of the masks to the first of `bits`, and of the others, which are as many."""
+        forced.copy_(self._forced, non_blocking=True)
         bits[: len(self._bits)].copy_(self._bits, non_blocking=True)
         lines.copy_(self._lines, non_blocking=True)
 

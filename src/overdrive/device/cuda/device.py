@@ -33,6 +33,7 @@ from overdrive.device.cuda.timing import CudaLaps, NoLaps
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.device.stream import InlineStream, Stream, Wait
+from overdrive.draft.forced import ForcedRuns
 from overdrive.draft.padded import PaddedRoom
 from overdrive.grammar.base import mask_words
 from overdrive.machine import available_bytes, usable_cores
@@ -134,9 +135,12 @@ class CudaDevice:
 
         drafter = parts.choice.open_padded(PaddedRoom(device, state, sampling, parts.n_pages, draw, attend))
         imposed = impose(parts.options.draft.simulate_acceptance, sampling, extent.queries - 1)
-        launches = Launches(model, partial(attend, kv, config), state, sampling, sampler, drafter, imposed, parts.ranks)
+        forced = ForcedRuns(slots, parts.drafts, device)
+        attention = partial(attend, kv, config)
+        launches = Launches(model, attention, state, sampling, sampler, drafter, forced, imposed, parts.ranks)
         words = mask_words(config.vocab) if parts.ranks.rank == 0 else 0
-        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, len(drafter.taps) * config.hidden, words)
+        taps = len(drafter.taps) * config.hidden
+        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, taps, words, forced.width)
         buffers = StepBuffers(sizes, model.dtype, device)
         if not isinstance(stream, CudaStream):
             return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps, run_here, grid)

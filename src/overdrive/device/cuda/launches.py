@@ -22,7 +22,9 @@ from overdrive.device.cuda.steps import accept, advance, flatten
 from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.state import SlotState
 from overdrive.device.verify import Imposed
+from overdrive.draft.forced import ForcedRuns, with_grammar
 from overdrive.draft.padded import PaddedDrafter
+from overdrive.draft.uploads import upload
 from overdrive.model.ops import Attention
 from overdrive.model.transformer import Hidden, Transformer
 from overdrive.types import Step
@@ -48,6 +50,7 @@ class Launches:
     sampling: StaticSamplingState
     sampler: CudaSampler
     drafter: PaddedDrafter
+    forced: ForcedRuns
     imposed: Imposed | None = None
     ranks: Ranks = ALONE
 
@@ -63,6 +66,8 @@ class Launches:
         if step.admissions or step.page_entries:
             enter(self.state, pack(step.admissions, step.page_entries, device.type == "cuda").to(device))
         self.sampling.admit_all(step.admissions)
+        if step.admissions and self.forced.longest:
+            self.forced.forget(upload([[a.slot for a in step.admissions]], device)[0])
         self.drafter.entered(step)
 
     def recorded(self, shape: StepShape, views: StepViews) -> Iterator[Keyed]:
@@ -70,6 +75,8 @@ class Launches:
         if shape.drafts:
             for width in self.drafter.widths:
                 yield self.draft(shape, views, width)
+            yield self.write_over(shape, views)
+        yield self.keep(shape, views)
         yield self.forward(shape, views)
         for rules in LEVELS:
             yield self.accept(shape, views, rules)
@@ -78,6 +85,24 @@ class Launches:
         """The drafts of the rows that want any. width: of `PaddedDrafter.widths`."""
         return ("draft", shape.rows, shape.queries, width), lambda: self.drafter.propose(
             views.rows, views.drafts, width
+        )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of those who may write a row's drafts."""
+        return with_grammar(self.drafter.sources)
+
+    def write_over(self, shape: StepShape, views: StepViews) -> Keyed:
+        """What grammars make certain, in the place of the drafter's drafts."""
+        rows, last = views.rows, len(self.sources) - 1
+        return ("write over", shape.rows, shape.queries), lambda: self.forced.write_over(
+            rows.slots, rows.drafts, *views.drafts, source=last
+        )
+
+    def keep(self, shape: StepShape, views: StepViews) -> Keyed:
+        """What will be certain of the next tokens, now that the newest is known."""
+        return ("keep", shape.rows, shape.queries), lambda: self.forced.keep(
+            views.rows.slots, views.forced, views.tokens, views.counts
         )
 
     def forward(self, shape: StepShape, views: StepViews) -> Keyed:

@@ -103,7 +103,7 @@ class CudaRunner:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of those who may write a row's drafts; `Outcome.sources` are indices into it."""
-        return self._launches.drafter.sources
+        return self._launches.sources
 
     @property
     def row_sizes(self) -> Mapping[int, Sequence[int]]:
@@ -147,6 +147,7 @@ class CudaRunner:
             views = self._buffers.of(shape)
             self._run(self._launches.draft(shape, views, drafter.width(step)))
             if step.masked:
+                self._run(self._launches.write_over(shape, views))
                 self._drafts.download(flight.place, views.drafts.tokens.view(-1), views.drafts.counts)
         flight.laps.mark()
 
@@ -171,8 +172,8 @@ class CudaRunner:
     def sheet(self, flight: Flight) -> MaskSheet:
         """Room for the masks of a masked step."""
         rows, queries = flight.shape.rows, flight.shape.queries
-        masks, words = len(flight.step.masked) * queries, self._buffers.words
-        flight.paper = Paper.blank(masks, words, rows, queries, self._pinned)
+        masks, sizes = len(flight.step.masked) * queries, self._buffers.sizes
+        flight.paper = Paper.blank(masks, sizes.words, rows, queries, sizes.forced, self._pinned)
         return flight.paper.sheet
 
     def accept(self, flight: Flight, sheet: MaskSheet = NO_MASKS) -> None:
@@ -189,6 +190,8 @@ class CudaRunner:
             flight.scores.take(step, views, launches.run_accept(views, rules))
         else:
             self._run(launches.accept(flight.shape, views, rules))
+        if step.masked and launches.forced.longest:
+            self._run(launches.keep(flight.shape, views))
         self._results.download(flight.place, views.results)
         flight.laps.mark()
 
@@ -198,7 +201,7 @@ class CudaRunner:
         The masks of the step before are not read any more: the host wrote these ones when it had that step's results.
         """
         if flight.step.masked:
-            self._aside(lambda: flight.paper.upload(views.masks.bits, views.lines))
+            self._aside(lambda: flight.paper.upload(views.masks.bits, views.lines, views.forced))
             torch.minimum(views.drafts.counts, views.legal, out=views.drafts.counts)
         elif self._masked:
             self._buffers.unmask()
