@@ -108,7 +108,7 @@ def test_the_networks_drafts_are_those_of_the_whole_text_after_copies_too() -> N
         b, _ = random_schedule(random.Random(seed), make)
         b.check_conserved()
         rounds = rounds + b.committer._counts.rounds.sum(axis=1)
-    assert min(rounds) > 10, "both wrote drafts"
+    assert min(rounds[:2]) > 10, "both wrote drafts"
 
 
 def test_acceptance_is_counted_by_source() -> None:
