@@ -163,6 +163,24 @@ def test_a_server_that_has_gone_is_looked_for(live, visit):
     reads(page, "#status", "reconnecting")
 
 
+def test_a_model_that_loads_is_waited_for(live, visit):
+    ready, live.gate.state = live.gate.state, Closed("loading", "the model is loading")
+    page = visit(live)
+    reads(page, "#facts", "the model is loading")
+    live.gate.state = ready
+    reads(page, "#status", "live")
+    reads(page, "#facts", "tiny")
+
+
+def test_a_large_machines_map_fits_a_phone(make_server, visit):
+    info = msgspec.structs.replace(AUTO, max_rows=250, max_model_len=131_072, kv_tokens=600_000)
+    page = visit(make_server(engine=PulsingEngine(info)), PHONE)
+    page.wait_for_selector("#map tbody td")
+    assert page.locator("#map tbody tr:first-child td").count() == 9
+    assert page.locator("#map td.full").count() > 10
+    assert page.evaluate("document.querySelector('#map').scrollWidth <= document.querySelector('.scroll').clientWidth")
+
+
 def test_several_pages_are_open_at_once(live, visit):
     live.engine.busy = True
     for page in [visit(live) for _ in range(3)]:

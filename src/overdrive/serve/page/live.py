@@ -23,7 +23,7 @@ from overdrive.serve.service import Closed, Gate, Service
 
 SHORTEST_PULSE = 0.4  # seconds: what the engine tells sooner waits for the next, as rates over less mean little
 SILENCE = 0.5  # seconds after which a page is shown that the connection lives, and the server's state is looked at
-MAP_PULSES = 8  # pulses between two looks at whether the map has changed
+MAP_PULSES = 4  # pulses between two looks at whether the map has changed
 FACTS = (
     *("architecture", "device", "precision", "threads", "overlap", "simulated_acceptance"),
     *("drafter", "draft_model", "drafts", "speculation", "plans", "sources"),

@@ -42,6 +42,7 @@ follow("live", headers, {
     due = true;
   },
   status({status, reason}) {
+    if (!facts) write(byId("facts"), reason);
     state(status, status === "failed" ? `The engine is gone: ${reason}. Start the server again; this page reconnects by itself.` : "");
   },
   lost(reason) {

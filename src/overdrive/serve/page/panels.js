@@ -73,7 +73,7 @@ export function showAccepted(place, drafts, survival) {
     });
     return box;
   }));
-  const expected = survival.some(Boolean) ? " The mark is what the planner expects." : "";
+  const expected = survival.some(Boolean) ? " The mark is what the planner expects of all rows." : "";
   place.append(element("p", "soft small", `Share of offered drafts; in brackets, of those whose forerunners were right.${expected}`));
 }
 

@@ -1,7 +1,7 @@
 // Server-sent events over fetch, which can send a key in a header, as EventSource cannot.
 
 const SILENT = 15_000;                          // milliseconds without a byte after which a stream counts as dead
-const WAITS = [500, 1000, 2000, 4000];          // before each attempt to connect again, the last one for ever
+const WAITS = [1000, 2000, 4000];               // before each attempt to connect again, the last one for ever
 
 // Yields {name, data} of a response, data as text. Comments are skipped.
 export async function* events(response, alive = () => {}) {
@@ -49,7 +49,7 @@ export async function follow(path, headers, handlers) {
       if (!response.ok) throw new Error(await refusal(response));
       for await (const {name, data} of events(response, alive)) {
         handlers[name]?.(JSON.parse(data));
-        if (name === "pulse") failures = 0;
+        failures = -1;
       }
       handlers.lost("");
     } catch (error) {
