@@ -202,7 +202,7 @@ def run_block(rig: Rig, arm: str | int, accept: float, rows: int) -> float:
         advance()
     rig.switch.chosen.clear()
     begin = time.perf_counter()
-    for _ in range(BLOCK):  # each turn ends when the step before the one it launched is done: no need to stop the device
+    for _ in range(BLOCK):  # each turn ends when the step before its own is done: no need to stop the device
         advance()
     return promised(rig.switch.chosen, accept, rows) / (time.perf_counter() - begin)
 
