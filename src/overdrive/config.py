@@ -85,10 +85,10 @@ class DraftOptions:
     """Who writes drafts. auto: a draft network where one is given or ships with the model, else ngram."""
     draft_model: str = ""
     """The EAGLE-3 head or the small model: a folder or a hub id; "dummy" is a head with random weights."""
-    speculation: str = "fixed"
+    speculation: str = "auto"
     """How much a step drafts. auto: decided anew for every step, from measured costs and acceptance. fixed: always
     `drafts`. off: nothing. fixed:K and max:K: as fixed and auto, with their own K in place of `drafts`."""
-    drafts: int = 3
+    drafts: int = 5
     """Most drafts per row and step, 15 at most."""
     ngram_min: int = 3
     """Shortest repeated suffix the n-gram drafter continues."""

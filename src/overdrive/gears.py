@@ -16,7 +16,7 @@ from overdrive import __version__
 from overdrive.config import DraftOptions, EngineOptions
 from overdrive.cost_store import CostStore, Key
 from overdrive.device.base import Device, Progress
-from overdrive.device.costs import CostSizes, measure_costs
+from overdrive.device.costs import CostSizes, NoRoom, assumed_costs, measure_costs
 from overdrive.device.rehearsal import Rehearsal
 from overdrive.draft import Choice
 from overdrive.draft.eagle3.shipped import fingerprint
@@ -116,7 +116,7 @@ def open_gears(
 
 def find_costs(
     plans: tuple[int, ...], runner: Runner[F], site: Site, store: CostStore, progress: Progress
-) -> tuple[CostTable, Literal["measured", "stored"]]:
+) -> tuple[CostTable, Literal["measured", "stored", "assumed"]]:
     """The costs of steps with each of `plans` drafts, and with none."""
     key = site.key(plans)
     stored = store.load(key)
@@ -124,6 +124,9 @@ def find_costs(
         return stored, "stored"
     vocab, padded = site.loaded.config.vocab, site.sizes.padded
     rehearsal = Rehearsal(runner, site.limits, site.n_pages, vocab, site.device.lookahead, padded)
-    costs = measure_costs(rehearsal, site.sizes, plans, lambda done, total: progress("costs", done, total))
+    try:
+        costs = measure_costs(rehearsal, site.sizes, plans, lambda done, total: progress("costs", done, total))
+    except NoRoom:  # an engine so small serves nevertheless, and learns as it does
+        return assumed_costs(plans), "assumed"
     store.save(key, costs)
     return costs, "measured"

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from overdrive.device.costs import CostSizes, measure_costs
+from overdrive.device.costs import CostSizes, NoRoom, assumed_costs, measure_costs
 from overdrive.device.rehearsal import Rehearsal
 from overdrive.device.stream import InlineStream, ThreadStream
-from overdrive.errors import OverdriveError
 from overdrive.policy.controller import FixedDrafts
 from overdrive.request import Request
 
@@ -83,5 +82,11 @@ def test_steps_under_way_are_timed_too() -> None:
 
 def test_where_nothing_fits_that_is_said_in_one_line() -> None:
     b = tiny_bench(InlineStream(), FixedDrafts(3), DRAFTERS["ngram"], n_pages=PAGES, max_model_len=12)
-    with pytest.raises(OverdriveError, match="costs cannot be measured"):
+    with pytest.raises(NoRoom, match="costs cannot be measured"):
         rehearse(b, sizes())
+
+
+def test_what_is_assumed_instead_grows_with_tokens_and_drafts() -> None:
+    table = assumed_costs((1, 3, 5))
+    assert 0 < table.step(1, 0) < table.step(32, 0) < table.step(600, 0)
+    assert 0 < table.draft(1, 4) < table.draft(5, 4) < table.step(1, 0)

@@ -111,7 +111,15 @@ def test_a_table_of_another_machine_is_refused_by_name(other: dict) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"step_seconds": []}, {"contexts": [5, 5, 6]}, {"unknown": 1}, {"key": 3}, {"padded_to": "x"}, {"draft_ks": None}],
+    [
+        {"step_seconds": []},
+        {"contexts": [5, 5, 6]},
+        {"unknown": 1},
+        {"key": 3},
+        {"padded_to": "x"},
+        {"draft_ks": None},
+        {"row_sizes": [1]},
+    ],
 )
 def test_a_damaged_table_is_refused(damage: dict) -> None:
     with pytest.raises(OverdriveError, match="stored cost table"):

@@ -45,6 +45,17 @@ class CostSizes:
     padded: bool
 
 
+class NoRoom(OverdriveError):
+    """Rows, context and KV cache are too small for two steps to be compared."""
+
+
+def assumed_costs(plans: Sequence[int]) -> CostTable:
+    """A guess, where nothing could be measured: a step that is half fixed, half tokens at 32 of them, and drafts at a
+    twentieth of it each."""
+    seconds = np.array([[0.01 * (1 + tokens / 32)] for tokens in (1, 256)])
+    return CostTable([1, 256], [0], seconds, [1], plans, np.array([[0.0005 * k] for k in plans]))
+
+
 def whole_pages(positions: int, page_size: int) -> int:
     """The most of `positions` that fill pages, one page at least."""
     return max(1, positions // page_size) * page_size
@@ -81,7 +92,7 @@ class Cell:
 
 
 def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], progress: Progress) -> CostTable:
-    """The costs of steps with each of `plans` drafts, and with none. Raises OverdriveError where not two sizes fit."""
+    """The costs of steps with each of `plans` drafts, and with none. Raises NoRoom where not two sizes fit."""
     deadline = time.perf_counter() + sizes.seconds
     steps = 1 + max(ROUNDS)
     cells = [Cell(rows, drafts) for rows in sizes.rows for drafts in (0, *plans)]
@@ -89,7 +100,7 @@ def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], 
     cells = [c for c in cells if rehearsal.fits(c.rows, c.drafts, steps, sizes.short, 1)]
     cells.sort(key=lambda cell: (cell.tokens, cell.rows))
     if len({cell.tokens for cell in cells}) < FEWEST:
-        raise OverdriveError("costs cannot be measured: rows, context and KV cache leave no room for it")
+        raise NoRoom("costs cannot be measured: rows, context and KV cache leave no room for it")
     rehearsal.read(sizes.short, 1)
     _visit(rehearsal, sizes, _coarse_first(cells), deadline, progress)
     measured = [cell for cell in cells if cell.found]

@@ -244,7 +244,7 @@ class CostTable:
                 )
         try:
             return CostTable(**{name: value for name, value in stored.items() if name != "key"})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise OverdriveError(f"the stored cost table is damaged: {error}") from None
 
     def _padded_rows(self, k: int, rows: int) -> int:
