@@ -5,6 +5,7 @@ Usage, log-probabilities, KV length and cache keys all follow from the cut made 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class Committer:
         self.rounds = 0
         self.prefilled_tokens = 0
         self.generated_tokens = 0
+        self.finished: Counter[FinishReason] = Counter()
 
     def settle(self, step: Step, outcome: Outcome) -> list[Delta]:
         """Take a step's results into its requests. Rows of requests that have finished meanwhile are skipped."""
@@ -67,7 +69,7 @@ class Committer:
             delta = self._settle_row(row, running, taken, offered[index], sources[index], index, outcome)
             self._donate(running)
             if delta.finish is not None:
-                self._scheduler.remove(running.request)
+                self._let_go(running.request, delta.finish)
             elif running.leaving and not running.launched:
                 self._scheduler.evict(running)
             if delta.tokens or delta.finish or delta.prompt_logprobs is not None:
@@ -158,8 +160,12 @@ class Committer:
     def abort(self, request: Request, finish: Finish) -> Delta:
         """End a request that has not finished, whatever it is doing."""
         request.finish = finish
-        self._scheduler.remove(request)
+        self._let_go(request, finish)
         return Delta(request, [], 0, 0, 0, finish)
+
+    def _let_go(self, request: Request, finish: Finish) -> None:
+        self.finished[finish.reason] += 1
+        self._scheduler.remove(request)
 
 
 def _slice(scores: TopLogprobs, start: int, stop: int) -> TopLogprobs:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from weakref import WeakSet
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import Vocabulary
@@ -24,6 +25,12 @@ class Compiling:
         self._programs = programs
         self._eos_ids = tuple(eos_ids)
         self._waiting: dict[Request, Ticket] = {}
+        self._made: WeakSet[Constrained] = WeakSet()
+
+    @property
+    def matchers(self) -> int:
+        """Constraints that were made and still exist, whoever holds them."""
+        return len(self._made)
 
     def hold(self, request: Request) -> None:
         """Have the request's grammar compiled; it is held until `release` lets it go."""
@@ -50,7 +57,9 @@ class Compiling:
     def _constraint(self, request: Request, ticket: Ticket) -> Constrained:
         grammar = request.params.grammar
         assert grammar is not None
-        return Constrained(ticket.program(), self._eos_ids, grammar.after)
+        made = Constrained(ticket.program(), self._eos_ids, grammar.after)
+        self._made.add(made)
+        return made
 
     def wait(self, seconds: float) -> None:
         """Nothing else is to be done: returns when a grammar may be there, after `seconds` at the latest."""

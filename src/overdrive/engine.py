@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from overdrive.commit import Committer, Delta
 from overdrive.compiling import Compiling, open_compiling
 from overdrive.config import EngineOptions
+from overdrive.deadlines import Deadlines, too_late
 from overdrive.device.base import Device, Parts
 from overdrive.device.build import open_device
 from overdrive.device.cpu.precompile import Precompiler
@@ -71,7 +73,9 @@ class Engine:
         self._token_bytes = token_bytes
         self._compiling = compiling
         self._company = company
+        self._deadlines = Deadlines()
         self._arrivals = 0
+        self._submitted = 0
 
     @property
     def idle(self) -> bool:
@@ -83,8 +87,13 @@ class Engine:
         """Why no step can be run any more, in one line; empty while all is well."""
         return self._company.failure
 
-    def submit(self, request_id: str, prompt: Iterable[int], params: SamplingParams) -> Request:
-        """Queue a request. Raises BadRequest, before any work, where it can never be served."""
+    def submit(
+        self, request_id: str, prompt: Iterable[int], params: SamplingParams, patience: float = inf, waited: float = 0.0
+    ) -> Request:
+        """Queue a request. Raises BadRequest, before any work, where it can never be served.
+
+        patience: seconds in which it must be answered, `waited` of them gone.
+        """
         tokens = tuple(prompt)
         if self._scheduler.find(request_id) is not None:
             raise BadRequest(f"a request with id {request_id!r} is running already", "id")
@@ -97,8 +106,11 @@ class Engine:
             raise BadRequest("drafts are accepted by chance here: such a text follows no grammar", "grammar")
         self._arrivals += 1
         stops = StopMatcher(params.stop, self._token_bytes) if params.stop else NoStops()
-        request = Request(request_id, tokens, params, self._arrivals, stops)
+        deadline = time.monotonic() + patience - waited
+        request = Request(request_id, tokens, params, self._arrivals, stops, deadline=deadline, patience=patience)
         self._scheduler.submit(request)
+        self._submitted += 1
+        self._deadlines.note(request)
         self._compiling.hold(request)
         return request
 
@@ -109,14 +121,15 @@ class Engine:
 
     def abort_all(self, finish: Finish) -> list[Delta]:
         """End every request."""
-        requests = [*self._scheduler.waiting, *(r.request for r in self._scheduler.running.values())]
-        return [self._committer.abort(request, finish) for request in requests]
+        return [self._committer.abort(request, finish) for request in list(self._scheduler.living())]
 
     def advance(self) -> list[Delta]:
         """One turn of the loop: what it committed. After a failure every request ends with it as its error."""
         if failure := self.failure:
             return self.abort_all(Finish(FinishReason.ERROR, message=failure))
-        refused = [
+        late = self._deadlines.passed(self._scheduler.living(), time.monotonic())
+        refused = [self._committer.abort(request, too_late(request)) for request in late]
+        refused += [
             self._committer.abort(request, Finish(FinishReason.ERROR, message=str(error), status=error.status))
             for request, error in self._compiling.release()
         ]
@@ -149,6 +162,11 @@ class Engine:
             prompt_tokens=cache.asked_tokens if cache else 0,
             prefix_tokens=cache.hit_tokens if cache else 0,
             simulated=bool(self.info.simulated_acceptance),
+            slots_used=scheduler.slots_used,
+            matchers=self._compiling.matchers,
+            submitted=self._submitted,
+            finished=dict(self._committer.finished),
+            faults=self._loop.faults,
         )
 
 

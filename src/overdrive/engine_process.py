@@ -48,8 +48,9 @@ class _Served:
     def _take(self, message: Submit | Abort | Drain | Stop) -> None:
         match message:
             case Submit():
+                waited = min(max(0.0, time.time() - message.arrival), message.deadline)  # the system's clock may jump
                 try:
-                    self._engine.submit(message.id, message.prompt, message.params)
+                    self._engine.submit(message.id, message.prompt, message.params, message.deadline, waited)
                 except BadRequest as error:
                     refusal = Tokens(message.id, finish=FinishReason.ERROR, error=str(error), status=error.status)
                     self._link.send(Batch([refusal]))

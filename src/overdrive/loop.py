@@ -134,6 +134,7 @@ class Loop(Generic[F]):
     ) -> None:
         """walker: writes masks; by default one of this thread alone."""
         self.times = LoopTimes()
+        self.faults = 0
         self._walker = walker or Walker()
         self._scheduler = scheduler
         self._controller = controller
@@ -225,6 +226,7 @@ class Loop(Generic[F]):
 
         Where memory was what it lacked, nobody is lost: all are preempted, and fewer of them run at once.
         """
+        self.faults += 1
         rows = max((len(pending.flight.step.rows) for pending in self._pending), default=0)
         self._pending.clear()
         if isinstance(error, OutOfDeviceMemory) and max(rows, len(self._scheduler.running)) > 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from overdrive.grammar.constraint import FREE, Constraint
@@ -37,6 +38,7 @@ class Request:
     drafted: output tokens that came from accepted drafts. offered: drafts verified for it.
     scored: prompt positions whose log-probabilities were given out.
     constraint: what the output must be, moved on by what is committed. held: it is not known yet; not to be admitted.
+    deadline: when it must have ended, by the engine's clock. patience: the seconds that its client gave it.
     """
 
     id: str
@@ -52,6 +54,8 @@ class Request:
     scored: int = 0
     constraint: Constraint = FREE
     held: bool = False
+    deadline: float = inf
+    patience: float = inf
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -7,6 +7,7 @@ bound only pages; addresses are the device's business. Must never know torch, dr
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from overdrive.errors import BadRequest
@@ -83,6 +84,17 @@ class Scheduler:
         """The waiting or running request of that id."""
         running = self.running.get(request_id)
         return running.request if running else next((r for r in self.waiting if r.id == request_id), None)
+
+    @property
+    def slots_used(self) -> int:
+        """Slots that are not free."""
+        return self.limits.max_rows - len(self._slots)
+
+    def living(self) -> Iterator[Request]:
+        """Every request that has not finished; nothing may be submitted or removed meanwhile."""
+        yield from self.waiting
+        for running in self.running.values():
+            yield running.request
 
     @property
     def held_alone(self) -> bool:

@@ -13,6 +13,7 @@ when an engine that was ready can run nothing any more; every `Submit` gets exac
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Literal
 
 import msgspec
@@ -21,12 +22,17 @@ from overdrive.types import FinishReason, SamplingParams, TopLogprobs
 
 
 class Submit(msgspec.Struct, tag=True, frozen=True):
-    """A request, checked and resolved. `arrival` is `time.time()` at the HTTP process: priority is by arrival."""
+    """A request, checked and resolved. `arrival` is `time.time()` at the HTTP process: priority is by arrival.
+
+    deadline: seconds from arrival. An answer that is not complete by then, its request waiting or running, finishes
+    with ERROR, status 504; what was written of it has been sent.
+    """
 
     id: str
     prompt: list[int]
     params: SamplingParams
     arrival: float
+    deadline: float = inf
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -205,6 +211,9 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     planning: why.
     launch_seconds: of the draft, forward, accept and absorb launches. host_seconds: schedule, build, commit, publish.
     prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted. simulated: whether acceptance is.
+    slots_used: of `EngineInfo.max_rows`. matchers: followers of grammars that exist, in living requests or left behind.
+    submitted: requests taken into the queue; finished: of those, by their finish; the others wait or run.
+    faults: times that launched steps were lost, to an error of the device's or to too little memory.
     """
 
     clock: float = 0.0
@@ -226,6 +235,11 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     prefix_tokens: int = 0
     simulated: bool = False
+    slots_used: int = 0
+    matchers: int = 0
+    submitted: int = 0
+    finished: dict[FinishReason, int] = {}
+    faults: int = 0
 
 
 ToEngine = Submit | Abort | Drain | Stop

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-from overdrive.compiling import Compiling
 from overdrive.device.stream import InlineStream
-from overdrive.engine import Engine, Meter
 from overdrive.engine_process import _Served
-from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, SamplingParams
 from overdrive.wire import Batch, Submit, Tokens
-from tests.grammar.words import programs
 
 from .tiny_drafters import ngram
-from .tiny_engine import VOCAB, tiny_bench
+from .tiny_engine import tiny_bench
+from .whole import whole
 
 REASON = "rank 1 ended unexpectedly (signal SIGKILL)"
 
@@ -53,12 +49,7 @@ class Link:
 def test_every_request_ends_once_with_the_reason() -> None:
     """Those that run, those that wait, and those whose steps are under way."""
     bench = tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
-    info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
-    meter = Meter(DraftCounts(("ngram",), 3))
-    company: Any = Company(looks=9)
-    engine = Engine(
-        info, bench.scheduler, bench.committer, bench.loop, meter, [], Compiling(programs(), ()), company, lambda: None
-    )
+    engine = whole(bench, Company(looks=9))
     params = SamplingParams(max_tokens=60)
     link: Any = Link([Submit(f"r{i}", [i, 2, 3], params, 0.0) for i in range(5)])
     _Served(engine, link).run()

@@ -1,0 +1,30 @@
+"""An Engine around a bench: what the engine process serves, without a model's files."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from overdrive.compiling import Compiling
+from overdrive.engine import Engine, Meter
+from overdrive.policy.acceptance import DraftCounts
+from tests.grammar.words import programs
+
+from .bench import Bench
+from .tiny_engine import VOCAB
+
+
+class Complete:
+    """Every rank is there."""
+
+    failure = ""
+
+
+def whole(bench: Bench, company: Any = Complete()) -> Engine:
+    """company: the ranks."""
+    info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
+    meter = Meter(DraftCounts(bench.runner.sources, 15))
+    compiling = Compiling(programs(), ())
+    rooms = bench.scheduler, bench.committer, bench.loop, meter
+    pieces = [bytes([token]) for token in range(VOCAB)]
+    return Engine(info, *rooms, pieces, compiling, company, compiling.close)
