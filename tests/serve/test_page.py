@@ -99,7 +99,9 @@ def test_every_module_is_in_the_page_once_and_no_two_share_a_name():
 
 
 def test_the_vendored_library_comes_with_its_licence():
-    assert "MIT License" in (FOLDER / "vendor" / "LICENSE.uPlot").read_text()
+    licence = (FOLDER / "vendor" / "LICENSE.uPlot").read_text()
+    assert "MIT License" in licence
+    assert licence.strip() in assembly.assemble()[0].decode()
     assert "uPlot" in Path(__file__).parents[2].joinpath("NOTICE").read_text()
 
 

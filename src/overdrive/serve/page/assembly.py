@@ -3,6 +3,7 @@
     page.html   <link rel="stylesheet" href="page.css">           ->  <style>...</style>
                 <script src="vendor/uPlot.iife.min.js"></script>  ->  <script>...</script>
                 <script type="module" src="main.js"></script>     ->  main.js behind all that it imports
+                <!-- vendor/LICENSE.uPlot -->                     ->  <!-- its text -->
 
 A browser asks for nothing else, and runs nothing else: the policy names the hash of each part. Knows no server.
 """
@@ -16,6 +17,7 @@ from importlib.resources import files
 
 LINK = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 SCRIPT = re.compile(r'<script( type="module")? src="([^"]+)"></script>')
+LICENCE = re.compile(r"<!-- (vendor/\S+) -->")
 IMPORT = re.compile(r'^import .*? from "\./([^"]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export ", re.MULTILINE)
 FIXED_HEADERS = {
@@ -39,6 +41,7 @@ def assemble() -> tuple[bytes, dict[str, str]]:
 
     html = LINK.sub(lambda found: inlined("style", "", _read(found[1])), _read("page.html"))
     html = SCRIPT.sub(lambda found: inlined("script", found[1] or "", _script(found)), html)
+    html = LICENCE.sub(lambda found: f"<!--\n{_read(found[1]).strip()}\n-->", html)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"frame-ancestors 'none'; style-src {' '.join(hashes['style'])}; script-src {' '.join(hashes['script'])}"
