@@ -97,7 +97,7 @@ function charts() {
       {format: value => `${Math.round(value)} %`, top: 100, pile: true}, ks.map(k => stepsOf(k, ks)).toReversed()],
     ["rounds", [{...line("tokens a round", "--teal")}], {format: value => value.toFixed(2), least: 2}, [ROUNDS]],
     ["parts", PARTS.map((name, i) => filled(name, color(PART_COLORS[i]))).toReversed(),
-      {format: value => round(value, 3), least: 1, pile: true}, PARTS.map((_, i) => timeOf(i)).toReversed()],
+      {format: value => round(value, 3), least: 1, cut: true, pile: true}, PARTS.map((_, i) => timeOf(i)).toReversed()],
     ["load", [line("running", "--blue"), line("waiting", "--amber")], whole, [pulse => pulse.running, pulse => pulse.waiting]],
     ["cache", [line("held by requests", "--blue"), line("prefix cache alone", "--violet")],
       {format: value => `${round(value, 3)} %`, least: 10}, [share(pulse => pulse.pages_used), share(pulse => pulse.pages_cached)]],

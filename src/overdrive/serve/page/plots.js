@@ -19,7 +19,7 @@ export function shade(k, plans) {
 }
 
 // One plot. lines: [{label, stroke, fill?}]. options: {format(value), least: smallest top of the axis, top: its fixed
-// top, whole: whether values are whole numbers, pile: whether the lines are parts of a whole, laid on top of each other, the last one at the bottom}.
+// top, cut: whether rare peaks may leave the plot, whole: whether values are whole numbers, pile: whether the lines are parts of a whole, laid on top of each other, the last one at the bottom}.
 export class Plot {
   constructor(place, lines, options) {
     this.place = place;
@@ -55,8 +55,14 @@ export class Plot {
 
   top(most) {
     if (this.options.top) return this.options.top;
-    const wanted = Math.max(most ?? 0, this.options.least), power = 10 ** Math.floor(Math.log10(wanted));
+    const wanted = Math.max(this.options.cut ? this.usual(most ?? 0) : most ?? 0, this.options.least), power = 10 ** Math.floor(Math.log10(wanted));
     return power * NICE.find(step => step * power >= wanted - 1e-9);
+  }
+
+  // What nine of ten values stay well below, or `most` where that is less.
+  usual(most) {
+    const heights = this.plot ? this.plot.data[1].filter(value => value !== null).sort((a, b) => a - b) : [];
+    return Math.min(most, 1.5 * (heights[Math.floor(0.9 * heights.length)] ?? most));
   }
 
   width() {
