@@ -67,6 +67,7 @@ def check_server(options: ServerOptions) -> None:
     if not 0 <= options.port <= 65535:
         raise OverdriveError(f"--port must be 0 (any free one) to 65535, not {options.port}")
     _at_least(1, {"max-body-bytes": options.max_body_bytes})
+    _at_least(0, {"max-restarts": options.max_restarts})
     if not options.drain_seconds >= 0:
         raise OverdriveError(f"--drain-seconds must be at least 0, not {options.drain_seconds}")
     if not options.request_seconds > 0:

@@ -156,3 +156,5 @@ class ServerOptions:
     """Longest time from a request's arrival to the end of its answer."""
     drain_seconds: float = 30.0
     """How long running answers may take to end after SIGTERM."""
+    max_restarts: int = 5
+    """How often in a row an engine process that dies is started again before the server ends."""

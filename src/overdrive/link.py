@@ -32,6 +32,8 @@ from overdrive.wire import (
     Tokens,
 )
 
+MOST_UNREAD = 1 << 14  # messages kept for one reader; each is one step's tokens of one request
+SLOW_CLIENT = 408
 LINGER_MS = 1000  # how long a closing end may still deliver what it has sent
 
 
@@ -97,8 +99,10 @@ class Reply:
         return item
 
     def push(self, item: Tokens) -> None:
-        """A message has come off the link."""
+        """A message has come off the link. One too many that nobody has read ends the requests."""
         self._arrived.put_nowait(item)
+        if self._arrived.qsize() == MOST_UNREAD:
+            self.give_up("the client reads its answer too slowly", SLOW_CLIENT)
 
     def abort(self) -> None:
         """Tells the engine that nobody waits for these requests any more."""
@@ -199,8 +203,8 @@ class EngineClient:
             self._deliver(Tokens(request_id, finish=FinishReason.ERROR, error=self.failure))
 
     def close(self) -> None:
-        """Delivers what was sent, waiting a second at most, and lets go of the socket."""
-        self._socket.close()
+        """Delivers what was sent, waiting a second at most where the engine lives, and lets go of the socket."""
+        self._socket.close(linger=0 if self.failure else LINGER_MS)
         self._context.term()
 
     def _deliver(self, item: Tokens) -> None:

@@ -14,7 +14,7 @@ from overdrive.config import EngineOptions, ServerOptions
 from overdrive.link import EngineClient, EngineEndpoint
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
-from overdrive.serve.server import listen
+from overdrive.serve.server import http_config, listen
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher
 from overdrive.tools.style import chat_style
@@ -227,7 +227,7 @@ class FakeServer:
         info, seconds = await self.client.ready(), self._options.request_seconds
         style = chat_style(template, tokenizer)
         self.gate.state = Service(self.client, info, tokenizer, template, style, "tiny", seconds)
-        self.uvicorn = uvicorn.Server(uvicorn.Config(create_app(self.gate), log_level="error", lifespan="off"))
+        self.uvicorn = uvicorn.Server(http_config(create_app(self.gate)))
         self.loop = asyncio.get_running_loop()
         self.loop.call_later(0.05, self._ready.set)
         await self.uvicorn.serve([self._socket])

@@ -147,16 +147,22 @@ def test_a_body_that_never_comes_whole_does_not_hold_the_server_up(run):
         assert connection.recv(1000).startswith(b"HTTP/1.1 503")
 
 
-def test_a_dead_engine_is_an_error_and_then_503(run):
+def test_a_dead_engine_is_an_error_and_503_until_the_next_one_serves(run):
     server = run("slow").wait_ready()
     thread, lines = _streaming(server)
     os.kill(server.engine, signal.SIGKILL)
     thread.join()
     assert any("the engine process ended (signal SIGKILL)" in line for line in lines)
-    assert httpx.get(f"{server.url}/health").status_code == 503
-    assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
+    assert lines[-2] == "data: [DONE]"
+    assert httpx.get(f"{server.url}/health").json()["status"] in ("failed", "restarting")
+    refused = httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, "model": "slow"})
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    while httpx.get(f"{server.url}/health").status_code != 200:
+        time.sleep(0.05)
+    assert httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, "model": "slow"}).status_code == 200
+    assert "overdrive_engine_restarts_total 1.0" in httpx.get(f"{server.url}/metrics").text
     server.process.send_signal(signal.SIGTERM)
-    assert server.end()[0] == 1
+    assert server.end()[0] == 0
 
 
 def test_a_killed_server_leaves_no_engine(run):

@@ -12,7 +12,14 @@ from overdrive.errors import BadRequest
 RETRY_SECONDS = {429: "1", 503: "5"}
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
-CODES = {400: "invalid_value", 429: "queue_full", 500: "engine_error", 503: "unavailable", 504: "timeout"}
+CODES = {
+    400: "invalid_value",
+    408: "slow_client",
+    429: "queue_full",
+    500: "engine_error",
+    503: "unavailable",
+    504: "timeout",
+}
 
 
 class ServerFault(BadRequest):

@@ -28,9 +28,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._engine: EngineCollector | None = None
         prefix = "overdrive_"
         self.requests = Counter(
             f"{prefix}requests", "Requests by endpoint and HTTP status.", ["endpoint", "status"], registry=self.registry
+        )
+        self.restarts = Counter(
+            f"{prefix}engine_restarts",
+            "Engine processes that were started in place of a dead one.",
+            registry=self.registry,
         )
         self.prompt_tokens = Counter(f"{prefix}prompt_tokens", "Prompt tokens received.", registry=self.registry)
         self.output_tokens = Counter(f"{prefix}output_tokens", "Output tokens sent.", registry=self.registry)
@@ -46,8 +52,11 @@ class Metrics:
         return Histogram(f"overdrive_{name}", text, buckets=buckets, registry=self.registry)
 
     def watch(self, latest: Callable[[], Stats]) -> None:
-        """From now on the engine's statistics are part of what is shown."""
-        self.registry.register(EngineCollector(latest))
+        """From now on this engine's statistics are part of what is shown, in place of an earlier one's."""
+        if self._engine is not None:
+            self.registry.unregister(self._engine)
+        self._engine = EngineCollector(latest)
+        self.registry.register(self._engine)
 
     def render(self) -> bytes:
         """Everything, in Prometheus' text format."""

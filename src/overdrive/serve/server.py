@@ -1,6 +1,6 @@
-"""`overdrive serve`: takes the port, starts the engine process, opens the gate, and closes it again in good order.
+"""`overdrive serve`: takes the port, keeps an engine running, and ends in good order.
 
-port taken -> engine loads (503) -> ready -> SIGTERM: drain (503, running answers end) -> engine ends -> exit
+port taken -> engine kept (`keeper.py`) -> SIGTERM: drain (503, running answers end) -> engine ends -> exit
 """
 
 from __future__ import annotations
@@ -10,34 +10,32 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
-from overdrive.bars import LoadingBars
 from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.link import EngineClient
 from overdrive.serve.app import create_app
+from overdrive.serve.connection import Connection, probe_silent_peers, raise_file_limit
+from overdrive.serve.keeper import EngineKeeper, first_of
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.process import EngineProcess, Target, run_engine
-from overdrive.serve.service import Closed, Gate, Service
+from overdrive.serve.service import Gate, Service
 from overdrive.serve.terminal import ready_lines
 from overdrive.text import open_text
 from overdrive.tools.style import chat_style
 
-LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
-END_SECONDS = 3.0  # for the engine process to end by itself
-POLL_SECONDS = 0.05
 BACKLOG = 2048  # connections that may wait to be accepted
 
 
 def serve(model: str, engine: EngineOptions, options: ServerOptions, target: Target = run_engine) -> None:
     """Serves `model` until told to stop. Raises OverdriveError with one line when it cannot start."""
+    raise_file_limit()
     with listen(options) as listener:
         asyncio.run(Server(model, engine, options, listener).run(target))
 
@@ -53,6 +51,7 @@ def listen(options: ServerOptions) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
+        probe_silent_peers(listener)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
@@ -60,6 +59,20 @@ def listen(options: ServerOptions) -> socket.socket:
         reason = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
         raise OverdriveError(f"cannot listen on {options.host}:{options.port}: {reason}") from error
     return listener
+
+
+def http_config(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn serves `app`: without websockets, logs of its own and a name."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )
 
 
 class Server:
@@ -71,59 +84,47 @@ class Server:
         self._options = options
         self._listener = listener
         self._gate = Gate(options, Metrics())
-        config = uvicorn.Config(
-            create_app(self._gate), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5
-        )
-        self._http = _Http(config)
+        self._http = _Http(http_config(create_app(self._gate)))
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self, target: Target) -> None:
-        """Starts, serves, drains and ends. Raises OverdriveError when the engine cannot start or has died meanwhile."""
-        with tempfile.TemporaryDirectory(prefix="overdrive-") as folder:
-            address = f"ipc://{folder}/engine"
-            client = EngineClient(address)
-            try:
-                with EngineProcess(target, self._model, self._engine, address) as process:
-                    await self._run(client, process)
-            finally:
-                client.close()
-
-    async def _run(self, client: EngineClient, process: EngineProcess) -> None:
+        """Starts, serves, drains and ends. Raises OverdriveError when no engine can be kept running."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(process.sentinel, self._engine_ended, client, process)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
-        bars = LoadingBars()
-        reader = asyncio.create_task(
-            client.run(lambda loading: bars.update(loading.label, loading.done, loading.total))
-        )
-        reader.add_done_callback(lambda task: self._link_ended(client, task))
         http = asyncio.create_task(self._http.serve([self._listener]))
         try:
-            with bars:
-                await _first(self._open(client), self._stopping.wait())
-            if isinstance(self._gate.state, Service):
-                self._greet(self._gate.state)
-            await self._stopping.wait()
-            if client.failure:
-                raise OverdriveError(client.failure)
-            await self._drain(client)
+            with tempfile.TemporaryDirectory(prefix="overdrive-") as folder:
+                await self._keep(target, Path(folder))
         finally:
             self._http.should_exit = True
             await http
-            client.stop()
-            await asyncio.to_thread(process.end, END_SECONDS)
-            reader.cancel()
 
-    async def _open(self, client: EngineClient) -> None:
-        """Waits for the engine and lets requests in."""
+    async def _keep(self, target: Target, folder: Path) -> None:
+        """Keeps an engine running until told to stop, and drains the last one."""
+
+        def start(address: str) -> EngineProcess:
+            return EngineProcess(target, self._model, self._engine, address)
+
+        keeper = EngineKeeper(start, self._open, self._gate, folder, self._options.max_restarts)
+        keeping = asyncio.create_task(keeper.run(self._greet))
+        try:
+            await first_of(asyncio.shield(keeping), self._stopping.wait())
+            await keeper.drain(self._options.drain_seconds, self._hurry)
+        finally:
+            self._http.should_exit = True
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _open(self, client: EngineClient) -> Service:
+        """Waits for the engine and reads its model's text room."""
         info = await client.ready()
         tokenizer, template = await asyncio.to_thread(open_text, Path(info.source), self._engine.model)
         self._gate.metrics.watch(lambda: client.stats)
         name = self._options.served_model_name or self._model
         style = chat_style(template, tokenizer, self._engine.model.tool_format)
-        self._gate.state = Service(client, info, tokenizer, template, style, name, self._options.request_seconds)
+        return Service(client, info, tokenizer, template, style, name, self._options.request_seconds)
 
     def _greet(self, service: Service) -> None:
         host, port = self._listener.getsockname()[:2]
@@ -137,33 +138,6 @@ class Server:
             self._hurry.set()
         self._stopping.set()
 
-    def _link_ended(self, client: EngineClient, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._bury(client, f"the link to the engine broke: {task.exception()}")
-
-    def _engine_ended(self, client: EngineClient, process: EngineProcess) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(process.sentinel)
-        loop.call_later(LAST_WORDS_SECONDS, self._bury, client, f"the engine process ended ({process.exit_word})")
-
-    def _bury(self, client: EngineClient, reason: str) -> None:
-        if isinstance(self._gate.state, Service):
-            print(f"overdrive: {reason}; every request is answered with 503 from now on", file=sys.stderr)
-        client.fail(reason)
-
-    async def _drain(self, client: EngineClient) -> None:
-        """Lets running answers end, up to a deadline or a second signal; then they end with an error."""
-        self._gate.state = Closed("draining", "the server is shutting down")
-        client.drain()
-        if client.active:
-            print(f"Finishing {client.active} answers; interrupt again to stop now.", file=sys.stderr)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_first(_idle(client), self._hurry.wait()), self._options.drain_seconds)
-        if client.active:
-            client.stop()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_idle(client), END_SECONDS)
-
 
 class _Http(uvicorn.Server):
     """uvicorn without its signal handlers: `Server` drains before it lets go."""
@@ -171,20 +145,3 @@ class _Http(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-async def _first(*works: Coroutine[Any, Any, Any]) -> None:
-    """Waits for the first of `works` to end, and raises what it raised; the others are cancelled."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _idle(client: EngineClient) -> None:
-    while client.active:
-        await asyncio.sleep(POLL_SECONDS)

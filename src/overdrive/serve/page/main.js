@@ -43,7 +43,7 @@ follow("live", headers, {
   },
   status({status, reason}) {
     if (!facts) write(byId("facts"), reason);
-    state(status, status === "failed" ? `The engine is gone: ${reason}. Start the server again; this page reconnects by itself.` : "");
+    state(status, status === "failed" ? `The engine is gone: ${reason}. This page waits for the next.` : "");
   },
   lost(reason) {
     const ended = !reason && ["loading", "draining", "failed"].includes(said);  // it said why before

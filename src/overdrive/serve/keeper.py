@@ -1,0 +1,188 @@
+"""Keeps an engine behind the gate: starts its process, lets requests in when it is ready, starts another when it dies.
+
+    starts -> loads (503) -> serves -> dies: its requests end with an error -> waits (503) -> starts again
+                                                                            -> too often: the server ends
+
+Each engine has a link of its own, so nothing of a dead one reaches those who ask the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from overdrive.bars import LoadingBars
+from overdrive.errors import OverdriveError
+from overdrive.link import EngineClient
+from overdrive.serve.process import EngineProcess
+from overdrive.serve.service import Closed, Gate, Service
+
+log = logging.getLogger("overdrive.serve")
+
+LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
+END_SECONDS = 3.0  # for the engine process to end by itself
+POLL_SECONDS = 0.05
+STEADY_SECONDS = 300.0  # an engine that served for so long had a good start: its death is the first one again
+FIRST_WAIT = 1.0  # before an engine is started again; doubled from one death to the next, up to the longest
+LONGEST_WAIT = 60.0
+
+Start = Callable[[str], EngineProcess]
+"""An engine process for the link at this address, not yet started."""
+Open = Callable[[EngineClient], Awaitable[Service]]
+"""Waits for the engine at the other end. Raises OverdriveError when it cannot start."""
+
+
+class EngineLife:
+    """One engine process and its link, from start to death; use it as an async context manager, which ends both."""
+
+    def __init__(self, process: EngineProcess, address: str, on_loading: Callable[[str, int, int], None]) -> None:
+        """process: not yet started. on_loading: told of its progress, as in `Loading`."""
+        self.client = EngineClient(address)
+        self._process = process
+        self._on_loading = on_loading
+        self._dead = asyncio.Event()
+
+    async def __aenter__(self) -> EngineLife:
+        self._process.__enter__()
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._ended)
+        self._reader = asyncio.create_task(
+            self.client.run(lambda told: self._on_loading(told.label, told.done, told.total))
+        )
+        self._reader.add_done_callback(self._link_ended)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self.client.stop()
+        await asyncio.to_thread(self._process.end, 0.0 if self._dead.is_set() else END_SECONDS)
+        self._reader.cancel()
+        self.client.fail("the engine was stopped")
+        self.client.close()
+
+    async def death(self) -> str:
+        """Waits for the process to end; says why it did."""
+        await self._dead.wait()
+        return self.client.failure
+
+    def _link_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._bury(f"the link to the engine broke: {task.exception()}")
+
+    def _ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._process.sentinel)
+        loop.call_later(LAST_WORDS_SECONDS, self._bury, f"the engine process ended ({self._process.exit_word})")
+
+    def _bury(self, reason: str) -> None:
+        self.client.fail(reason)
+        self._dead.set()
+
+
+class EngineKeeper:
+    """One engine after another behind `gate`; `run` and `drain` are called once.
+
+    restarts: how often in a row an engine that died early is followed by another. first_wait: seconds before the first.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        open_service: Open,
+        gate: Gate,
+        folder: Path,
+        restarts: int,
+        first_wait: float = FIRST_WAIT,
+    ) -> None:
+        self._start = start
+        self._open = open_service
+        self._gate = gate
+        self._folder = folder
+        self._restarts = restarts
+        self._first_wait = first_wait
+        self._life: EngineLife | None = None
+        self._draining = False
+
+    async def run(self, on_ready: Callable[[Service], None]) -> None:
+        """Serves until drained. Raises OverdriveError when the first engine cannot start, or too many have died.
+
+        on_ready: told when the first one serves.
+        """
+        deaths, number = 0, 0
+        while not self._draining:
+            began = time.monotonic()
+            reason = await self._live(number, on_ready)
+            if self._draining:
+                return
+            deaths = 1 if time.monotonic() - began > STEADY_SECONDS else deaths + 1
+            if deaths > self._restarts:
+                raise OverdriveError(reason)
+            number += 1
+            await self._wait(reason, deaths)
+
+    async def _live(self, number: int, on_ready: Callable[[Service], None]) -> str:
+        """One engine's life; why it ended. Raises OverdriveError when it is the first and cannot start."""
+        address = f"ipc://{self._folder}/engine{number}"
+        bars = LoadingBars()
+        async with EngineLife(self._start(address), address, bars.update) as life:
+            self._life = life
+            try:
+                with bars:
+                    service = await self._open(life.client)
+            except OverdriveError as error:
+                if number == 0:
+                    raise
+                return str(error)
+            if self._draining:
+                return ""
+            self._gate.state = service
+            if number:
+                log.warning("the engine serves again")
+            else:
+                on_ready(service)
+            return await life.death()
+
+    async def _wait(self, reason: str, deaths: int) -> None:
+        """Closes the gate for a while, longer each time: what killed an engine may still be there."""
+        seconds = min(self._first_wait * 2 ** (deaths - 1), LONGEST_WAIT)
+        self._gate.metrics.restarts.inc()
+        self._gate.state = Closed("restarting", f"{reason}; the engine is being started again")
+        log.error("%s; starting it again in %g s (%d of %d)", reason, seconds, deaths, self._restarts)
+        await asyncio.sleep(seconds)
+
+    async def drain(self, seconds: float, hurry: asyncio.Event) -> None:
+        """Lets running answers end, for `seconds` or until `hurry`; then they end with an error."""
+        self._draining = True
+        self._gate.state = Closed("draining", "the server is shutting down")
+        if self._life is None:
+            return
+        client = self._life.client
+        client.drain()
+        if client.active:
+            log.warning("finishing %d answers; interrupt again to stop now", client.active)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(first_of(_idle(client), hurry.wait()), seconds)
+        if client.active:
+            client.stop()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_idle(client), END_SECONDS)
+
+
+async def first_of(*works: Awaitable[object]) -> None:
+    """Waits for the first of `works` to end, and raises what it raised; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _idle(client: EngineClient) -> None:
+    while client.active:
+        await asyncio.sleep(POLL_SECONDS)

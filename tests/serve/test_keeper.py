@@ -1,0 +1,132 @@
+"""Laws of keeping an engine: what dies is followed by another, not for ever, and the gate says what is going on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from overdrive.config import ServerOptions
+from overdrive.errors import OverdriveError
+from overdrive.link import EngineEndpoint
+from overdrive.serve.keeper import EngineKeeper
+from overdrive.serve.metrics import Metrics
+from overdrive.serve.service import Closed, Gate, Service
+from overdrive.text import ByteTokenizer, ChatTemplate
+from overdrive.tools.style import chat_style
+from overdrive.wire import Failed, Ready
+
+from .fakes import INFO, TEMPLATE, FakeEngine
+
+
+class ThreadProcess:
+    """An engine in a thread that looks like a process: its sentinel is a pipe that its end closes."""
+
+    exit_word = "signal SIGTEST"
+
+    def __init__(self, address: str, serve) -> None:
+        self.sentinel, self._alive = os.pipe()
+        self._thread = threading.Thread(target=self._run, args=(address, serve), daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def end(self, grace: float) -> None:
+        self._thread.join(5)
+        os.close(self.sentinel)
+
+    def _run(self, address: str, serve) -> None:
+        serve(address)
+        os.close(self._alive)
+
+
+def dies(address: str) -> None:
+    """Serves, and ends at once."""
+    say(address, Ready(INFO))
+
+
+def cannot_start(address: str) -> None:
+    say(address, Failed("not enough memory"))
+
+
+def say(address: str, message) -> None:
+    endpoint = EngineEndpoint(address)
+    endpoint.send(message)
+    endpoint.close()
+
+
+def serves(address: str) -> None:
+    FakeEngine().serve(address)
+
+
+class Kept:
+    """A keeper whose engines behave one after the other as `lives` says, the last one for ever."""
+
+    def __init__(self, folder, lives, restarts: int = 5, first_wait: float = 0.01) -> None:
+        self.lives, self.started, self.greeted = lives, 0, []
+        self.gate = Gate(ServerOptions(), Metrics())
+        self.keeper = EngineKeeper(self.start, self.open, self.gate, folder, restarts, first_wait)
+
+    def start(self, address: str) -> ThreadProcess:
+        self.started += 1
+        return ThreadProcess(address, self.lives[min(self.started, len(self.lives)) - 1])
+
+    async def open(self, client) -> Service:
+        info, tokenizer = await client.ready(), ByteTokenizer()
+        template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens, "test")
+        return Service(client, info, tokenizer, template, chat_style(template, tokenizer), "tiny", 60.0)
+
+    async def run(self) -> None:
+        await self.keeper.run(self.greeted.append)
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+def test_engines_that_keep_dying_end_the_server(tmp_path):
+    kept = Kept(tmp_path, [dies], restarts=2)
+    with pytest.raises(OverdriveError, match="SIGTEST"):
+        asyncio.run(kept.run())
+    assert (kept.started, len(kept.greeted)) == (3, 1)
+
+
+def test_a_first_engine_that_cannot_start_ends_the_server_at_once(tmp_path):
+    kept = Kept(tmp_path, [cannot_start, serves])
+    with pytest.raises(OverdriveError, match="not enough memory"):
+        asyncio.run(kept.run())
+    assert kept.started == 1
+
+
+def test_a_later_engine_that_cannot_start_is_followed_by_another(tmp_path):
+    kept = Kept(tmp_path, [dies, cannot_start, serves])
+    seen = []
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: kept.started == 2 and isinstance(kept.gate.state, Closed))
+        seen.append(kept.gate.state.status)
+        await kept.until(lambda: kept.started == 3 and isinstance(kept.gate.state, Service))
+        await kept.keeper.drain(1.0, asyncio.Event())
+        seen.append(kept.gate.state.status)
+        await keeping
+
+    asyncio.run(scenario())
+    assert seen == ["restarting", "draining"]
+
+
+def test_a_server_told_to_end_starts_no_engine_in_place_of_the_one_that_drained(tmp_path):
+    kept = Kept(tmp_path, [serves])
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        await kept.keeper.drain(1.0, asyncio.Event())
+        await keeping
+
+    asyncio.run(scenario())
+    assert kept.started == 1
