@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 import msgspec
 
+from overdrive.serve.service import Gate
 from tests.serve.fakes import FakeServer
 
 PATH = "/v1/completions"
+CHAT = "/v1/chat/completions"
 
 
 @dataclass
@@ -64,6 +66,33 @@ class Server:
                 answer.ids += tuple(choice["token_ids"])
                 answer.finish_reason = choice["finish_reason"]
         return answers, usage
+
+    @property
+    def gate(self) -> Gate:
+        return self._fake.gate
+
+    def chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The one choice of a chat that is not streamed."""
+        reply = self._http.post(CHAT, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["choices"][0]
+
+    def stream_chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The same streamed, put together again."""
+        found: dict[str, Any] = {"content": "", "tool_calls": [], "finish_reason": None}
+        with self._http.stream("POST", CHAT, json={**body, "stream": True}) as response:
+            lines = [line for line in response.iter_lines() if line]
+        assert lines.pop() == "data: [DONE]"
+        for line in lines:
+            [choice] = msgspec.json.decode(line.removeprefix("data: "))["choices"]
+            found["content"] += choice["delta"].get("content", "")
+            found["finish_reason"] = choice["finish_reason"]
+            for piece in choice["delta"].get("tool_calls", ()):
+                if "id" in piece:
+                    assert piece["index"] == len(found["tool_calls"])
+                    found["tool_calls"].append({"function": {"name": piece["function"]["name"], "arguments": ""}})
+                found["tool_calls"][piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+        return found
 
     def info(self) -> dict[str, Any]:
         return self._http.get("/server_info").json()

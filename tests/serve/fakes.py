@@ -7,16 +7,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 
-from overdrive.config import EngineOptions, ServerOptions
+from overdrive.config import EngineOptions, ModelOptions, ServerOptions
 from overdrive.link import EngineClient, EngineEndpoint
 from overdrive.serve.app import create_app
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.server import http_config, listen
 from overdrive.serve.service import Closed, Gate, Service
-from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher
+from overdrive.text import ByteTokenizer, ChatTemplate, StopMatcher, Tokenizer, open_text
 from overdrive.tools.style import chat_style
 from overdrive.types import FinishReason
 from overdrive.wire import (
@@ -200,11 +201,14 @@ class FakeServer:
         serve_engine: Callable[[str], None] | None = None,
         engine: FakeEngine | None = None,
         template: str = TEMPLATE,
+        reads_text: bool = False,
         **options: object,
     ) -> None:
-        """serve_engine: serves at the address of the link until it is told to stop. engine: one with its own ways."""
+        """serve_engine: serves at the address of the link until it is told to stop. engine: one with its own ways.
+        reads_text: the model has its own tokenizer and template."""
         self._address = address
         self._template = template
+        self._reads_text = reads_text
         self._options = ServerOptions(**options)
         self.engine = engine or FakeEngine(info=info)
         self._serve_engine = serve_engine or self.engine.serve
@@ -213,7 +217,7 @@ class FakeServer:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(60)
 
     async def _serve(self) -> None:
         self.gate = Gate(self._options, Metrics())
@@ -221,10 +225,12 @@ class FakeServer:
         engine_thread = threading.Thread(target=self._serve_engine, args=(self._address,), daemon=True)
         engine_thread.start()
         reader = asyncio.create_task(self.client.run())
-        tokenizer = ByteTokenizer()
+        tokenizer: Tokenizer = ByteTokenizer()
         template = ChatTemplate({"default": self._template}, tokenizer.special_tokens, "test")
         self.gate.metrics.watch(lambda: self.client.stats)
         info, seconds = await self.client.ready(), self._options.request_seconds
+        if self._reads_text:
+            tokenizer, template = open_text(Path(info.source), ModelOptions())
         style = chat_style(template, tokenizer)
         self.gate.state = Service(self.client, info, tokenizer, template, style, "tiny", seconds)
         self.uvicorn = uvicorn.Server(http_config(create_app(self.gate)))
