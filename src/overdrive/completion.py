@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from overdrive.commit import Delta
 from overdrive.draft_report import DraftReport, DraftTally
-from overdrive.errors import OverdriveError
+from overdrive.errors import BadRequest, OverdriveError
 from overdrive.text import CommittedText
 from overdrive.tools.calls import CallPiece, ToolCall, whole_calls
 from overdrive.tools.turn import TurnReader
@@ -129,7 +129,8 @@ class Answer:
 
     def _check(self) -> None:
         if self.finish is not None and self.finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            raise OverdriveError(self.finish.message or "the answer was given up before it was complete")
+            message = self.finish.message or "the answer was given up before it was complete"
+            raise BadRequest(message) if self.finish.status == 400 else OverdriveError(message)
 
 
 def _entries(tokens: Sequence[int], scores: TopLogprobs) -> list[TokenLogprob]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from overdrive.errors import BadRequest
+from overdrive.grammar.schema import check_schema
 from overdrive.strict import Model
 from overdrive.structured import MAX_SCHEMA_CHARS, MAX_TOOLS, Schema, Structure, schema_text
 
@@ -134,6 +135,10 @@ def _check_tools(functions: list[FunctionTool]) -> None:
         seen.add(one.name)
         if one.arguments.get("type", "object") != "object":
             raise BadRequest(f"{field}.parameters: must be a schema of an object", f"{field}.parameters")
+        try:
+            check_schema(one.arguments)
+        except BadRequest as error:
+            raise BadRequest(f"{field}.parameters: {error}", f"{field}.parameters") from None
         left -= len(schema_text(one.arguments, f"{field}.parameters"))
         if left < 0:
             raise BadRequest(f"tools: their schemas have more than {MAX_SCHEMA_CHARS} characters together", "tools")

@@ -186,7 +186,7 @@ def _chat_report(style: ChatStyle) -> dict[str, Any]:
     thinking = style.thinking
     return {
         "tool_format": style.form.name,
-        "template_shows_tools": style.shows_tools,
+        "template_shows_tools": style.shows.tools,
         "reasoning": [thinking.open, thinking.close] if thinking else None,
     }
 

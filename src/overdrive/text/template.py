@@ -8,7 +8,6 @@ every fault of theirs is an error of the request. Names and filters are those th
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -54,11 +53,6 @@ class ChatTemplate:
     def known(self) -> bool:
         """Whether the model has a template at all."""
         return bool(self._compiled)
-
-    @property
-    def shows_tools(self) -> bool:
-        """Whether the template tells the model of tools."""
-        return bool(re.search(r"\btools\b", self.source))
 
     def render(
         self,

@@ -21,6 +21,7 @@ class ToolFormat:
     markers: parts of the text that may be tokens of their own. The first one begins every call or list of calls, so
     that it tells calls from text; a format without markers has calls only at the very beginning of an answer.
     signs: each is a set of texts that stand together in the chat templates of such models.
+    single: such models make one call at a time; their templates refuse turns with more.
     ids: how calls are named: "random" is OpenAI's form, "short" nine letters and digits (Mistral's templates ask for
     them), "written" what the model itself wrote (Kimi's template repeats it).
     """
@@ -35,6 +36,7 @@ class ToolFormat:
     number: str = ""
     markers: tuple[str, ...] = ()
     signs: tuple[tuple[str, ...], ...]
+    single: bool = False
     ids: Literal["random", "short", "written"] = "random"
 
     @property
@@ -62,7 +64,7 @@ LLAMA3 = ToolFormat(
     call='{"name": "',
     middle='", "parameters": ',
     end="}",
-    between="; ",
+    single=True,
     signs=(("<|start_header_id|>", '"parameters"'), ("<|python_tag|>",)),
 )
 MISTRAL = ToolFormat(

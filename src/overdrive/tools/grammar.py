@@ -40,13 +40,15 @@ def tool_grammar(
     specials: ids of the format's markers that are special tokens.
     required: calls alone; else free text, which turns into calls behind the format's trigger.
     document: in place of free text, a JSON schema: the answer is such a document or calls. Needs a trigger.
-    parallel: whether more than one call may be made.
+    parallel: whether more than one call may be made, where such models make more.
     """
     text = _Texts(form, specials)
+    parallel = parallel and not form.single
     more = " more*" if parallel else ""
     rules = [*_starts(form, text, required, document, f"first{more} {text(form.finish)}")]
     rules.append(f"first: {text(form.opening)} call")
-    rules.append(f"more: {text(form.between + form.call)} call")
+    if parallel:
+        rules.append(f"more: {text(form.between + form.call)} call")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
     number = f"{text(form.number)} /[0-9]+/ " if form.number else ""
     for index, tool in enumerate(tools):
@@ -64,7 +66,8 @@ def _starts(
     if required:
         return [f"start: {trigger} {calls}"]
     if document is not None:
-        return [f"start: document | {trigger} {calls}", f"document: %json {json.dumps(document, ensure_ascii=False)}"]
+        schema = json.dumps({"x-guidance": _SPACING, **document}, ensure_ascii=False)
+        return [f"start: document | {trigger} {calls}", f"document: %json {schema}"]
     if not form.trigger:
         opening = re.escape(form.opening.rstrip(' "')).replace("/", "\\/")
         loose = f"/\\s*/ /{opening}(?s:.*)/"

@@ -1,7 +1,4 @@
-"""Tools in the prompt of a model whose chat template does not know them: as words in the system message.
-
-Earlier calls and their results, which such a template would drop or refuse, become text of the turns they belong to.
-"""
+"""What a chat template does not tell its model of tools, calls and results, as words in the messages."""
 
 from __future__ import annotations
 
@@ -11,18 +8,22 @@ from typing import Any
 
 from overdrive.text.messages import normalised
 from overdrive.tools.formats import ToolFormat
+from overdrive.tools.style import ChatStyle
 
 Message = dict[str, Any]
 
 
 def written_out(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], form: ToolFormat
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], style: ChatStyle
 ) -> list[Message]:
-    """`messages` (OpenAI's shape) without tool turns and tool calls, and with `tools` told of in the system message."""
-    turns = [_plain(message, form) for message in normalised(messages, knows_developer=True)]
-    if not tools:
+    """`messages` (OpenAI's shape) with all that the template would drop or refuse turned into text.
+
+    Tools are told of in the system message, calls in the turns that made them, results as what the user says.
+    """
+    turns = [_plain(message, style) for message in normalised(messages, knows_developer=True)]
+    if not tools or style.shows.tools:
         return turns
-    told = instructions(tools, form)
+    told = instructions(tools, style.form)
     if turns[0]["role"] in ("system", "developer"):
         first = turns[0]
         return [{**first, "content": f"{first['content']}\n\n{told}".lstrip()}, *turns[1:]]
@@ -53,12 +54,12 @@ def calls_text(calls: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
     return form.begin + form.between.join(written) + form.finish
 
 
-def _plain(message: Message, form: ToolFormat) -> Message:
-    if message["role"] == "tool":
+def _plain(message: Message, style: ChatStyle) -> Message:
+    if message["role"] == "tool" and not style.shows.results:
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = message.get("tool_calls")
-    if not calls:
+    if not calls or style.shows.calls:
         return message
-    text = calls_text([call["function"] for call in calls], form)
+    text = calls_text([call["function"] for call in calls], style.form)
     content = f"{message['content']}\n{text}" if message["content"] else text
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,16 +13,34 @@ from overdrive.tools.formats import FORMATS, Thinking, ToolFormat, format_of, th
 
 
 @dataclass(frozen=True, slots=True)
+class Shows:
+    """What a chat template puts into the prompt by itself: tools, calls of earlier turns, and their results."""
+
+    tools: bool
+    calls: bool
+    results: bool
+
+    @classmethod
+    def found_in(cls, template: str) -> Shows:
+        """By the names that a template must use for each."""
+        return cls(
+            tools=bool(re.search(r"\btools\b", template)),
+            calls="tool_calls" in template,
+            results=bool(re.search(r"""["']tool["']""", template)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ChatStyle:
     """Conventions of a model.
 
-    shows_tools: whether its template tells of tools; else they are written into the system message.
+    shows: what its template tells the model of; the rest is written into messages.
     specials: ids of markers that are special tokens. table: tokens as text in which these markers can be seen.
     close_ids: what ends the reasoning, as tokens; empty for models that do not reason.
     """
 
     form: ToolFormat
-    shows_tools: bool
+    shows: Shows
     thinking: Thinking | None
     specials: Mapping[str, int]
     table: TokenTable
@@ -37,7 +56,7 @@ def chat_style(template: ChatTemplate, tokenizer: Tokenizer, tool_format: ToolFo
     specials = {mark: token for mark, token in found.items() if token in tokenizer.table.special}
     return ChatStyle(
         form=form,
-        shows_tools=template.shows_tools,
+        shows=Shows.found_in(template.source),
         thinking=thinking,
         specials=specials,
         table=tokenizer.table.showing(specials.values()),

@@ -78,9 +78,7 @@ def prepare(asked: Asked, style: ChatStyle, template: ChatTemplate, tokenizer: T
 
 def _render(asked: Asked, style: ChatStyle, template: ChatTemplate) -> str:
     tools = asked.use.shown if asked.use else ()
-    messages = asked.messages
-    if not style.shows_tools:
-        messages, tools = written_out(messages, tools, style.form), ()
+    messages = written_out(asked.messages, tools, style)
     return template.render(messages, tools, asked.open_turn, asked.names)
 
 
