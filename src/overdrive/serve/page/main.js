@@ -26,7 +26,8 @@ follow("live", headers, {
     if (facts && facts.started !== told.started) history.pulses = [];
     facts = told;
     const device = `${told.device}, ${told.precision}${told.device === "cpu" ? `, ${told.threads} threads` : ""}`;
-    write(byId("facts"), `${told.model} · ${told.architecture} · ${device} · ${setting(told)} · Overdrive ${told.version}`);
+    const parts = [told.model, told.architecture, device, setting(told), `Overdrive ${told.version}`];
+    write(byId("facts"), parts.join(" · "));
     chat.open(told.model, told.chats);
     build();
   },
@@ -98,9 +99,11 @@ function charts() {
     ["rounds", [{...line("tokens a round", "--teal")}], {format: value => value.toFixed(2), least: 2}, [ROUNDS]],
     ["parts", PARTS.map((name, i) => filled(name, color(PART_COLORS[i]))).toReversed(),
       {format: value => round(value, 3), least: 1, cut: true, pile: true}, PARTS.map((_, i) => timeOf(i)).toReversed()],
-    ["load", [line("running", "--blue"), line("waiting", "--amber")], whole, [pulse => pulse.running, pulse => pulse.waiting]],
+    ["load", [line("running", "--blue"), line("waiting", "--amber")],
+      whole, [pulse => pulse.running, pulse => pulse.waiting]],
     ["cache", [line("held by requests", "--blue"), line("prefix cache alone", "--violet")],
-      {format: value => `${round(value, 3)} %`, least: 10}, [share(pulse => pulse.pages_used), share(pulse => pulse.pages_cached)]],
+      {format: value => `${round(value, 3)} %`, least: 10},
+      [share(pulse => pulse.pages_used), share(pulse => pulse.pages_cached)]],
   ];
 }
 

@@ -29,7 +29,8 @@ export class LoadMap {
     const over = element("tr"), requests = header("colgroup", "requests at once", "");
     requests.colSpan = map.rows.length;
     over.append(element("td"), requests);
-    line.append(header("col", "context", "tokens of each request"), ...map.rows.map(rows => header("col", String(rows), `${rows} requests`)));
+    line.append(header("col", "context", "tokens of each request"));
+    line.append(...map.rows.map(rows => header("col", String(rows), `${rows} requests`)));
     head.append(over, line);
     this.cells = map.cells.map((choices, i) => {
       const row = element("tr"), cells = choices.map((choice, j) => this.cell(choice, i, j));
@@ -49,7 +50,8 @@ export class LoadMap {
     const {map, facts} = this, legend = "Dashed: more than the KV cache holds.";
     if (!map.weighed) return `K is the same at every load. ${legend}`;
     const seen = map.learnt ? "the acceptance seen lately" : "the acceptance that is assumed before any was seen";
-    return `What the planner comes to, by step times ${ORIGINS[facts.costs] ?? "measured here"} and ${seen}. ${legend} Outlined: now.`;
+    const origin = ORIGINS[facts.costs] ?? "measured here";
+    return `What the planner comes to, by step times ${origin} and ${seen}. ${legend} Outlined: now.`;
   }
 
   cell(choice, i, j) {

@@ -33,7 +33,8 @@ export class Tiles {
     const seconds = sum(3, "seconds"), rounds = sum(10, "rounds"), steps = sum(10, "steps");
     const drafts = history.drafts(10), all = name => drafts.flatMap(one => one[name]).reduce((a, b) => a + b, 0);
     const offered = all("offered"), pages = Math.max(1, pulse.pages_total);
-    const host = sum(10, "host_seconds"), time = host + history.sum(10, one => one.launch_seconds.reduce((a, b) => a + b, 0));
+    const device = history.sum(10, one => one.launch_seconds.reduce((a, b) => a + b, 0));
+    const host = sum(10, "host_seconds"), time = host + device;
     const perSecond = name => seconds ? count(sum(3, name) / seconds) : "–";
     [
       [perSecond("generated"), `and ${perSecond("prefilled")} of prompts`],
@@ -68,13 +69,14 @@ export function showAccepted(place, drafts, survival) {
   place.replaceChildren(...drafts.map(group => {
     const box = element("div", "group");
     box.append(element("h3", "", `${group.name}, ${round(group.rounds, 4)} rounds`));
-    group.offered.forEach((offered, place) => {
-      if (offered) box.append(bar(place, group.accepted[place] / offered, group.accepted[place] / group.reached[place], survival[place]));
+    group.offered.forEach((offered, i) => {
+      if (offered) box.append(bar(i, group.accepted[i] / offered, group.accepted[i] / group.reached[i], survival[i]));
     });
     return box;
   }));
   const expected = survival.some(Boolean) ? " The mark is what the planner expects of all rows." : "";
-  place.append(element("p", "soft small", `Share of offered drafts; in brackets, of those whose forerunners were right.${expected}`));
+  const shares = "Share of offered drafts; in brackets, of those whose forerunners were right.";
+  place.append(element("p", "soft small", shares + expected));
 }
 
 function bar(position, share, judged, expected) {

@@ -3,6 +3,7 @@ import {SPAN, stacked} from "./history.js";
 
 const HEIGHT = 150;
 const SHORTEST = 60;                            // seconds that are shown at least
+const TIMES = [10, 15, 30, 60];                 // seconds between marks
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 const FONT = "11px system-ui, sans-serif";
 const NICE = [1, 1.5, 2, 3, 4, 5, 6, 8, 10];    // tops of an axis, times a power of ten
@@ -18,8 +19,9 @@ export function shade(k, plans) {
   return {fill: `oklch(${light} ${0.1 + 0.06 * share} ${185 + 85 * share})`, ink: light > 0.57 ? "#05070a" : "#ffffff"};
 }
 
-// One plot. lines: [{label, stroke, fill?}]. options: {format(value), least: smallest top of the axis, top: its fixed
-// top, cut: whether rare peaks may leave the plot, whole: whether values are whole numbers, pile: whether the lines are parts of a whole, laid on top of each other, the last one at the bottom}.
+// One plot. lines: [{label, stroke, fill?}]. options: format(value); least: smallest top of the axis; top: its fixed top;
+// cut: whether rare peaks may leave the plot; whole: whether values are whole numbers; pile: whether the lines are parts
+// of a whole, laid on top of each other, the last one at the bottom.
 export class Plot {
   constructor(place, lines, options) {
     this.place = place;
@@ -37,10 +39,14 @@ export class Plot {
     return {
       width: this.width(), height: HEIGHT, padding: [8, 12, 0, 0],
       cursor: {y: false, drag: {x: false, y: false}, sync: {key: "time"}},
-      scales: {x: {time: false, range: (_, oldest) => [-Math.min(SPAN, Math.max(SHORTEST, -(oldest ?? 0))), 0]}, y: {range: (_, __, most) => [0, this.top(most)]}},
+      scales: {
+        x: {time: false, range: (_, oldest) => [-Math.min(SPAN, Math.max(SHORTEST, -(oldest ?? 0))), 0]},
+        y: {range: (_, __, most) => [0, this.top(most)]},
+      },
       axes: [
-        {...axis, size: 26, incrs: [10, 15, 30, 60], values: (_, marks) => marks.map(mark => mark ? `${mark} s` : "now")},
-        {...axis, size: 46, space: 34, ...(this.options.whole ? {incrs: WHOLE} : {}), values: (_, marks) => marks.map(mark => mark.toLocaleString("en"))},
+        {...axis, size: 26, incrs: TIMES, values: (_, marks) => marks.map(mark => mark ? `${mark} s` : "now")},
+        {...axis, size: 46, space: 34, ...(this.options.whole ? {incrs: WHOLE} : {}),
+          values: (_, marks) => marks.map(mark => mark.toLocaleString("en"))},
       ],
       series: [{}, ...lines.map(({label, stroke, fill}, i) => ({
         label, stroke, fill, width: 1.5, points: {show: false}, ...(this.options.pile ? {width: 0} : {}),
@@ -55,7 +61,8 @@ export class Plot {
 
   top(most) {
     if (this.options.top) return this.options.top;
-    const wanted = Math.max(this.options.cut ? this.usual(most ?? 0) : most ?? 0, this.options.least), power = 10 ** Math.floor(Math.log10(wanted));
+    const found = this.options.cut ? this.usual(most ?? 0) : most ?? 0;
+    const wanted = Math.max(found, this.options.least), power = 10 ** Math.floor(Math.log10(wanted));
     return power * NICE.find(step => step * power >= wanted - 1e-9);
   }
 

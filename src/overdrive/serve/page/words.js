@@ -44,15 +44,17 @@ const meaning = plan => plan.drafts
 
 function expected({expected_tokens: tokens, expected_seconds: seconds}) {
   if (!seconds) return "";
-  return `Expected: ${round(tokens, 3)} ${tokens === 1 ? "token" : "tokens"} in ${milliseconds(seconds)}, ${count(tokens / seconds)} a second.`;
+  const yielded = `${round(tokens, 3)} ${tokens === 1 ? "token" : "tokens"}`;
+  return `Expected: ${yielded} in ${milliseconds(seconds)}, ${count(tokens / seconds)} a second.`;
 }
 
 function second(plan) {
   if (!plan.expected_seconds || plan.runner_up === plan.drafts) return "";
   const ratio = plan.runner_up_score / (plan.expected_tokens / plan.expected_seconds);
   const off = compared(ratio, "more", "less", "as much");
-  if (ratio > 1.005) return `K = ${plan.runner_up} looks like ${off}, but not yet for long enough to pay for the change.`;
-  return `Next best: K = ${plan.runner_up} with ${count(plan.runner_up_score)} a second, ${off}.`;
+  const other = `K = ${plan.runner_up}`;
+  if (ratio > 1.005) return `${other} looks like ${off}, but not yet for long enough to pay for the change.`;
+  return `Next best: ${other} with ${count(plan.runner_up_score)} a second, ${off}.`;
 }
 
 function fixed(facts) {
