@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import re
 from collections import Counter
@@ -200,7 +201,7 @@ def test_nothing_runs_for_pages_that_have_gone(live):
     assert count() <= before
 
 
-@pytest.mark.parametrize("status", ["loading", "draining"])
+@pytest.mark.parametrize("status", ["loading", "draining", "restarting"])
 def test_a_page_is_told_why_there_is_no_engine_and_comes_back_later(status):
     assert told(Closed(status, "the reason")) == [("status", {"status": status, "reason": "the reason"})]
 
@@ -217,6 +218,18 @@ def test_an_engine_that_ends_under_a_page_is_said_to_be_gone(live):
     next(stream)
     live.loop.call_soon_threadsafe(live.client.fail, "it is dead")
     assert list(stream)[-1] == ("status", {"status": "failed", "reason": "it is dead"})
+
+
+def test_a_page_of_an_engine_that_another_followed_is_told_to_come_again(live):
+    stream = events(live.url)
+    next(stream)
+    old, live.gate.state = live.gate.state, Closed("restarting", "it is dead")
+    assert list(stream)[-1] == ("status", {"status": "restarting", "reason": "it is dead"})
+    live.gate.state = old
+    stream = events(live.url)
+    next(stream)
+    live.gate.state = dataclasses.replace(old)  # another service
+    assert {name for name, _ in stream} <= {"hello", "pulse", "map"}
 
 
 def test_an_open_page_keeps_no_server_from_going_down(live):

@@ -150,7 +150,10 @@ def test_a_dead_engine_is_said_to_be_dead_and_a_new_one_is_found(live, visit):
     reads(page, "#status", "failed")
     ask(page)
     reads(page, "#log .note", "it was killed")
-    live.client.failure = ""
+    ready, live.gate.state = live.gate.state, Closed("restarting", "it was killed; another is started")
+    reads(page, "#status", "restarting")
+    reads(page, "#notice", "another is started")
+    live.client.failure, live.gate.state = "", ready
     reads(page, "#status", "live")
     assert not page.is_visible("#notice")
 

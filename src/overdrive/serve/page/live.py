@@ -3,7 +3,8 @@
     hello    what runs: the model, the drafter, the engine's limits
     map      what is chosen at every load; again when that changes
     pulse    what happened since the one before, about twice a second
-    status   the engine loads, drains or is gone, and why; unless answers are still to end, the stream ends with it
+    status   the engine loads, drains, starts again or is gone, and why; the stream ends with it, unless answers of a
+             server that drains are still to end
 
 Each page has its own differences, so one that reads slowly gets fewer and larger ones.
 """
@@ -35,28 +36,29 @@ _encode = msgspec.json.Encoder().encode
 async def follow(gate: Gate) -> AsyncIterator[bytes]:
     """Events for one page, until the server goes down or has nobody to tell of."""
     state = gate.state
-    if isinstance(state, Closed):
-        yield event("status", {"status": state.status, "reason": state.reason})
-        return
-    yield event("hello", facts(state))
-    if not state.client.failure:
+    if isinstance(state, Service):
+        yield event("hello", facts(state))
         async for told in _watch(gate, state):
             yield told
-    if state.client.failure:
-        yield event("status", {"status": "failed", "reason": state.client.failure})
+    if isinstance(gate.state, Closed):
+        yield event("status", {"status": gate.state.status, "reason": gate.state.reason})
+    elif gate.state.client.failure:
+        yield event("status", {"status": "failed", "reason": gate.state.client.failure})
 
 
 async def _watch(gate: Gate, service: Service) -> AsyncIterator[bytes]:
     """Maps and pulses, while the engine lives and the server does not wait for this page to go."""
     client, atlas, pulses = service.client, Atlas(service.info), 0
+    if client.failure:
+        return
     then = client.stats
     yield event("pulse", pulse(then, then))
     yield (shown := event("map", await atlas.draw(then.planning)))
     while not client.failure:
-        if isinstance(gate.state, Closed):
-            yield event("status", {"status": gate.state.status, "reason": gate.state.reason})
-            if not client.active:
+        if gate.state is not service:
+            if not (isinstance(gate.state, Closed) and client.active):
                 return
+            yield event("status", {"status": gate.state.status, "reason": gate.state.reason})
         try:
             now = await asyncio.wait_for(client.next_stats(), SILENCE)
         except TimeoutError:

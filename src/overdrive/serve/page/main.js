@@ -9,7 +9,11 @@ import {count, round, setting} from "./words.js";
 
 const PARTS = ["draft", "forward", "accept", "absorb", "host"];
 const PART_COLORS = ["--amber", "--blue", "--green", "--violet", "--none"];
-const STATES = {loading: "wait", draining: "wait", failed: "bad", reconnecting: "bad", locked: "wait", live: "good"};
+const STATES = {
+  live: "good", loading: "wait", draining: "wait", restarting: "bad", failed: "bad", reconnecting: "bad", locked: "wait",
+};
+const TOLD = ["loading", "draining", "restarting", "failed"];  // by the server, before it ends a stream
+const TROUBLE = ["restarting", "failed"];
 
 const history = new History();
 const tiles = new Tiles(byId("tiles"));
@@ -44,11 +48,10 @@ follow("live", headers, {
   },
   status({status, reason}) {
     if (!facts) write(byId("facts"), reason);
-    state(status, status === "failed" ? `The engine is gone: ${reason}. This page waits for the next.` : "");
+    state(status, TROUBLE.includes(status) ? `The engine is gone: ${reason}. This page waits for the next.` : "");
   },
   lost(reason) {
-    const ended = !reason && ["loading", "draining", "failed"].includes(said);  // it said why before
-    if (!ended) state("reconnecting");
+    if (reason || !TOLD.includes(said)) state("reconnecting");
   },
   locked,
 });
