@@ -56,6 +56,8 @@ class StructuredOutputs(Model):
     choice: Choices | None = None
     grammar: Grammar | None = None
     json_object: bool | None = None
+    disable_fallback: Ignored = None
+    disable_any_whitespace: Ignored = None
 
 
 class Structured(Model):

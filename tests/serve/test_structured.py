@@ -233,6 +233,16 @@ def test_reasoning_is_told_from_content_streamed_and_whole(thinking, runs):
         chunks = client.chat.completions.create(**ASK, stream=True)
         deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
         assert thinking.engine.submits[-1].params.grammar is None
+        used = client.chat.completions.create(**ASK).usage.completion_tokens_details
+        assert used.reasoning_tokens == len(text) - len("\n\nIt is 4.")
+        cut = client.chat.completions.create(**{**ASK, "max_tokens": 12}).usage
+        assert cut.completion_tokens_details.reasoning_tokens == cut.completion_tokens == 12
+        thinking.engine.script = lambda submit: speak(submit, text="<thin air")
+        none = client.chat.completions.create(**ASK)
+        assert (none.usage.completion_tokens_details.reasoning_tokens, none.choices[0].message.content) == (
+            0,
+            "<thin air",
+        )
     assert (message.reasoning_content, message.content) == ("Is it 4?\nYes.", "It is 4.")
     assert "".join(delta.content or "" for delta in deltas) == message.content
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.reasoning_content

@@ -5,7 +5,7 @@ Knows tokens and text; must never know HTTP or the form of an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from overdrive.draft_report import DraftTally
@@ -13,6 +13,7 @@ from overdrive.serve.faults import ServerFault
 from overdrive.serve.replies import CompletionDetails, FinishWord, PromptDetails, PromptToken, TextPiece, Usage
 from overdrive.text import CommittedText, Tokenizer
 from overdrive.text.pieces import TokenTable
+from overdrive.tools.reasoning import ReasoningTokens
 from overdrive.types import Finish, FinishReason
 from overdrive.wire import Logprobs, Tokens
 
@@ -22,7 +23,8 @@ class TextRules:
     """How a request wants its text. `report` asks for the text token by token.
 
     stops, stop_ids: stop strings and tokens that the request itself brought. table: tokens as text, where other than
-    the tokenizer's. grammar_field: the request's field that asks for structure, "" for free text.
+    the tokenizer's. grammar_field: the request's field that asks for structure, "" for free text. new_reasoning: counts
+    the reasoning of one answer, for models that have it.
     """
 
     stops: Sequence[str] = ()
@@ -33,6 +35,7 @@ class TextRules:
     """Show nothing of what is generated: the request only scores its prompt."""
     table: TokenTable | None = None
     grammar_field: str = ""
+    new_reasoning: Callable[[], ReasoningTokens] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,17 @@ class Answer:
     counts: Counts = field(default_factory=Counts)
     prompt_scores: list[Logprobs] = field(default_factory=list)
     _text: CommittedText = field(init=False)
+    _reasoning: ReasoningTokens | None = field(init=False)
 
     def __post_init__(self) -> None:
         rules = self.rules
         self._text = CommittedText(self.tokenizer, rules.stops, rules.include_stop, rules.table)
+        self._reasoning = rules.new_reasoning() if rules.new_reasoning else None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many of its tokens were reasoning, None for models without."""
+        return self._reasoning.count if self._reasoning else None
 
     def take(self, item: Tokens) -> Delta:
         """The engine has committed tokens. Raises ServerFault when it gave the answer up."""
@@ -98,6 +108,8 @@ class Answer:
         finish: FinishWord | None = None if item.finish is None else item.finish.value  # type: ignore[assignment]
         if self.rules.silent:
             return Delta("", [], [], None, finish and "length")
+        if self._reasoning is not None:
+            self._reasoning.take(item.ids)
         self.counts.completed += len(item.ids)
         self.counts.accepted += item.accepted
         self.counts.offered += item.offered
@@ -162,5 +174,8 @@ def usage(answers: Sequence[Answer], n: int, sources: Sequence[str]) -> Usage:
     offered = sum(answer.counts.offered for answer in answers)
     cached = PromptDetails(sum(answer.counts.cached for answer in firsts))
     details = CompletionDetails(accepted, max(0, offered - accepted))
+    reasoned = [answer.reasoning_tokens for answer in answers if answer.reasoning_tokens is not None]
+    if reasoned:
+        details.reasoning_tokens = sum(reasoned)
     drafts = DraftTally.report([answer.counts.drafts for answer in answers], sources)
     return Usage(prompt, completed, prompt + completed, cached, details, drafts)

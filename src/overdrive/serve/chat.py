@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fastapi import Request, Response
 from msgspec import UNSET
@@ -37,9 +38,9 @@ from overdrive.serve.service import Service, off_loop
 from overdrive.serve.stream import Exchange, json_response, stream_response, whole_answers
 from overdrive.structured import structure_of
 from overdrive.text import Tokenizer
-from overdrive.text.pieces import TokenTable
 from overdrive.tooled import tool_use
 from overdrive.tools.calls import CallPiece, whole_calls
+from overdrive.tools.reasoning import ReasoningTokens
 from overdrive.tools.turn import Asked, Turn, TurnReader
 from overdrive.wire import Logprobs
 
@@ -78,9 +79,7 @@ def _readers(asked: Asked, turn: Turn, service: Service) -> Callable[[], TurnRea
     return lambda: TurnReader(service.style, turn.reasons, asked.function_names)
 
 
-def text_rules(
-    request: SamplingRequest, grammar_field: str, silent: bool = False, table: TokenTable | None = None
-) -> TextRules:
+def text_rules(request: SamplingRequest, grammar_field: str, silent: bool = False) -> TextRules:
     """How `request` wants its text. The rest is as in `TextRules`."""
     return TextRules(
         stops=stop_strings(request),
@@ -88,7 +87,6 @@ def text_rules(
         include_stop=bool(request.include_stop_str_in_output),
         report=bool(request.speculation and request.speculation.report),
         silent=silent,
-        table=table,
         grammar_field=grammar_field,
     )
 
@@ -109,7 +107,14 @@ def _submit(
     )
     params = siblings(sampling_params(request, service.info, wanted), n)
     names = [f"{request_id}-{index}" for index in range(n)]
-    rules = text_rules(request, asked.field, table=service.style.table)
+    style = service.style
+    rules = replace(
+        text_rules(request, asked.field),
+        table=style.table,
+        new_reasoning=partial(ReasoningTokens, style.open_ids, style.close_ids, turn.reasons)
+        if style.thinking
+        else None,
+    )
     answers = {name: Answer(index, prompt, service.tokenizer, rules) for index, name in enumerate(names)}
     reply = service.submit(names, [prompt] * n, params)
     return Exchange(reply, answers, n, timer, service.request_seconds, service.info.sources)

@@ -22,10 +22,14 @@ class PromptDetails(Struct):
 
 
 class CompletionDetails(Struct):
-    """accepted: output tokens that came from drafts. rejected: drafts verified and thrown away (not in any count)."""
+    """accepted: output tokens that came from drafts. rejected: drafts verified and thrown away (not in any count).
+
+    reasoning_tokens: output tokens of the reasoning, for models that have it.
+    """
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    reasoning_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):

@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from overdrive.tools.formats import Thinking
 from overdrive.tools.marks import SPACE, settled
+
+
+class ReasoningTokens:
+    """Counts the tokens of one answer that belong to its reasoning, markers included.
+
+    open_ids, close_ids: the markers as tokens; without them nothing is counted. inside: as for `ReasoningReader`.
+    """
+
+    def __init__(self, open_ids: Sequence[int], close_ids: Sequence[int], inside: bool) -> None:
+        self._open, self._close = list(open_ids), list(close_ids)
+        self._beginning: list[int] = []  # what may still turn out to be the opening marker
+        self._newest: list[int] = []  # as many as the closing marker has
+        self._inside = inside and bool(close_ids)
+        self._over = not close_ids
+        self.count = 0
+
+    def take(self, ids: Sequence[int]) -> None:
+        """The answer's next tokens."""
+        for token in ids:
+            if self._over:
+                return
+            self._newest = [*self._newest, token][-len(self._close) :]
+            if self._inside:
+                self.count += 1
+                self._over = self._newest == self._close
+            else:
+                self._begin(token)
+
+    def _begin(self, token: int) -> None:
+        self._beginning.append(token)
+        if self._beginning == self._open:
+            self._inside = True
+            self.count = len(self._open)
+        elif self._beginning != self._open[: len(self._beginning)]:
+            self._over = True
 
 
 class ReasoningReader:

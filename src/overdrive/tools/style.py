@@ -36,7 +36,7 @@ class ChatStyle:
 
     shows: what its template tells the model of; the rest is written into messages.
     specials: ids of markers that are special tokens. table: tokens as text in which these markers can be seen.
-    close_ids: what ends the reasoning, as tokens; empty for models that do not reason.
+    open_ids, close_ids: what stands around the reasoning, as tokens; empty for models that do not reason.
     """
 
     form: ToolFormat
@@ -44,6 +44,7 @@ class ChatStyle:
     thinking: Thinking | None
     specials: Mapping[str, int]
     table: TokenTable
+    open_ids: tuple[int, ...]
     close_ids: tuple[int, ...]
 
 
@@ -60,5 +61,6 @@ def chat_style(template: ChatTemplate, tokenizer: Tokenizer, tool_format: ToolFo
         thinking=thinking,
         specials=specials,
         table=tokenizer.table.showing(specials.values()),
+        open_ids=tuple(tokenizer.encode(thinking.open, add_special=False)) if thinking else (),
         close_ids=tuple(tokenizer.encode(thinking.close, add_special=False)) if thinking else (),
     )
