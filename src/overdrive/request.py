@@ -87,7 +87,8 @@ class Running:
     fed: known tokens that launched steps have fed. stored: those of settled steps: their KV is real.
     in_flight: most tokens launched steps may still add. emitting: launched steps that will add at least one.
     launched: launched steps that hold a row of this request.
-    donated: leading pages named by the prefix cache. unsent: page-table changes the device does not know yet.
+    read: tokens that the drafter has read once all launched steps have run: prompts, and what stood when the row last
+    drafted. donated: leading pages named by the prefix cache. unsent: page-table changes the device does not know yet.
     leaving: chosen for preemption; not scheduled again before it has left.
     """
 
@@ -103,6 +104,15 @@ class Running:
     emitting: int = 0
     launched: int = 0
     leaving: bool = False
+    read: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.read = self.target
+
+    @property
+    def unread(self) -> int:
+        """Most tokens that the drafter lacks."""
+        return self.upper_len - self.read
 
     @property
     def upper_len(self) -> int:

@@ -217,7 +217,7 @@ class Scheduler:
         youngest row is preempted; its pages are never taken while a launched step holds a row of it.
         """
         while ready := self._ready():
-            chosen = self._choose(ready, plan.drafts)
+            chosen = self._choose(ready, plan.drafts, plan.most_rows)
             if self._starved(ready, chosen):
                 chosen = self._choose(ready, 0)
                 if self._starved(ready, chosen):
@@ -229,17 +229,18 @@ class Scheduler:
                 return None
         return None
 
-    def _choose(self, ready: list[Running], drafts: int) -> list[tuple[Running, int, int]]:
+    def _choose(self, ready: list[Running], drafts: int, most_rows: int = -1) -> list[tuple[Running, int, int]]:
         """(row, known, drafts) of the rows that pages and the token budget allow, decode rows before prefill chunks."""
         left_tokens = self.limits.max_step_tokens
         left_pages = self.pool.available
         decode = [r for r in ready if not r.prefilling]
         prefill = [r for r in ready if r.prefilling]
         drafts = min(drafts, self._room_for_drafts(len(decode), sum(r.target - r.fed for r in prefill)))
+        plain = self._kept_plain(decode, drafts, most_rows)
         chosen = []
         for running in decode + prefill:
             known = self._known(running, left_tokens, left_pages)
-            k = 0 if running.prefilling else self._most_drafts(running, drafts, left_pages)
+            k = 0 if running.prefilling or running.slot in plain else self._most_drafts(running, drafts, left_pages)
             need = self._missing_pages(running, known, k)
             if known < 1 or known + k > left_tokens or need > left_pages:
                 continue
@@ -247,6 +248,14 @@ class Scheduler:
             left_pages -= need
             chosen.append((running, known, k))
         return chosen
+
+    def _kept_plain(self, decode: list[Running], drafts: int, most_rows: int) -> set[int]:
+        """Slots that shall not draft, so that only `most_rows` do: those of which the drafter lacks most."""
+        if not 0 <= most_rows < len(decode):
+            return set()
+        able = [r for r in decode if self._cap(r, drafts, r.upper_len)]
+        able.sort(key=lambda running: running.unread)
+        return {running.slot for running in able[most_rows:]}
 
     def _room_for_drafts(self, decode_rows: int, prefill: int) -> int:
         """Most drafts for every decode row that leave a chunk of the prompts their place in the step."""
@@ -367,6 +376,8 @@ class Scheduler:
         running.launched += 1
         running.emitting += emits
         running.in_flight += (drafts + 1) * emits
+        if drafts:
+            running.read = running.upper_len
         return Row(running.request.id, running.slot, known, drafts, emits, bound, params.logprobs, scores, forced)
 
     def _pages_for(self, tokens: int) -> int:

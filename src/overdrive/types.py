@@ -132,10 +132,14 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a step speculates: the only carrier of that decision. drafts: K, the most any row drafts; 0 is plain."""
+    """What a step speculates: the only carrier of that decision. drafts: K, the most any row drafts; 0 is plain.
+
+    most_rows: how many rows draft at most, those whose drafter lacks least of their text; -1 is all that can.
+    """
 
     drafts: int
     why: Why
+    most_rows: int = -1
 
 
 @dataclass(frozen=True, slots=True)

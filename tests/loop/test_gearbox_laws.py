@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from overdrive.policy.controller import LoadView
+from overdrive.policy.controller import Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
-from overdrive.types import Outcome, Plan, Step
+from overdrive.types import Outcome, Plan, Step, Why
 
 from .lazy import LazyStream
 from .padded_engine import choices, padded_bench
@@ -61,6 +61,48 @@ def test_text_does_not_depend_on_the_gear_box(drafter: str) -> None:
         check(b, requests)
         chosen |= gearbox.drafts
     assert len(chosen) > 2  # or the law was never put to the test
+
+
+class FewRows(Controller):
+    """Any K for any number of rows."""
+
+    plans = KS
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def choose(self, view: LoadView) -> Plan:
+        return Plan(self._rng.choice((0, *KS)), Why(rule="few"), self._rng.choice((-1, 0, 1, 2)))
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "ngram+eagle3"])
+def test_text_does_not_depend_on_how_many_rows_draft(drafter: str) -> None:
+    held = False
+    for seed in range(4):
+        rng = random.Random(seed)
+        steps: list[Step] = []
+        watch = [lambda turn, steps=steps: steps.append(turn.step)]
+        b = tiny_bench(LazyStream(rng), FewRows(rng), DRAFTERS[drafter], watches=watch)
+        requests = random_requests(rng, 6)
+        for request in requests:
+            b.scheduler.submit(request)
+        b.run()
+        check(b, requests)
+        for step in steps:
+            drafting = sum(row.drafts > 0 for row in step.rows)
+            assert step.plan.most_rows < 0 or drafting <= step.plan.most_rows
+            held |= 0 < drafting == step.plan.most_rows < len(step.rows)
+    assert held
+
+
+def test_padded_rows_that_draft_alone_have_the_text_of_all() -> None:
+    rng = random.Random(11)
+    b = padded_bench(LazyStream(rng), FewRows(rng), choices()["ngram+eagle3"])
+    requests = random_requests(rng, 8)
+    for request in requests:
+        b.scheduler.submit(request)
+    b.run()
+    check(b, requests)
 
 
 def test_text_of_padded_steps_does_not_depend_on_the_gear_box() -> None:

@@ -58,16 +58,19 @@ class Machine:
     def _step(self, view: LoadView, rate: float) -> None:
         plan = self._controller.choose(view)
         k, rows = plan.drafts, view.decode_rows
-        accepted = (self._rng.random((rows, k)) < rate).cumprod(axis=1).sum(axis=1)
-        fed = self._costs.fed(rows, k, rows * k, view.prefill_tokens)
-        seconds = (self._costs.draft(k, rows), self._costs.step(fed, view.context_tokens), 0.0, 0.0)
+        drafting = rows if plan.most_rows < 0 else min(plan.most_rows, rows)
+        asked = np.where(np.arange(rows) < drafting, k, 0)
+        right = (self._rng.random((rows, k)) < rate).cumprod(axis=1).sum(axis=1)
+        accepted = np.minimum(right, asked)
+        fed = self._costs.fed(rows, k, int(asked.sum()), view.prefill_tokens)
+        seconds = (self._costs.draft(k, drafting), self._costs.step(fed, view.context_tokens), 0.0, 0.0)
         each = view.context_tokens // rows + k
-        lines = [Row(f"r{slot}", slot, 1, k, True, each) for slot in range(rows)]
+        lines = [Row(f"r{slot}", slot, 1, drafts, True, each) for slot, drafts in enumerate(asked.tolist())]
         if view.prefill_tokens:
             lines.append(Row("prompt", rows, view.prefill_tokens, 0, False, view.prefill_tokens))
         nothing = np.zeros(len(lines), np.int64)
         counts, offered = nothing.copy(), nothing.copy()
-        counts[:rows], offered[:rows] = accepted + 1, k
+        counts[:rows], offered[:rows] = accepted + 1, asked
         tokens = np.zeros((len(lines), k + 1), np.int64)
         self.drafts.append(k)
         self.tokens += int(counts.sum())

@@ -69,13 +69,21 @@ def test_what_was_seen_comes_back_and_is_calibrated() -> None:
 
 
 def test_a_position_that_was_not_reached_is_missing_and_not_refused() -> None:
-    """Neither behind a refused draft nor beyond what was asked for: both stay as they were believed to be."""
-    for asked, rates in ((MOST, [0.0] * MOST), (1, [0.4] * MOST)):
+    """Beyond what was asked for it stays as it was believed to be."""
+    for asked in (1, 2):
         rounds = Rounds(estimator())
-        rounds.steps(3000, rates, asked)
+        rounds.steps(3000, [0.6] * MOST, asked)
         survival = rounds.survival_of_strangers()
-        assert survival[0] == pytest.approx(max(rates[0], 0.001), abs=0.07)
-        assert survival[1:] / survival[:-1] == pytest.approx(PRIOR)
+        assert survival[0] == pytest.approx(0.6, abs=0.07)
+        assert survival[asked:] / survival[asked - 1 : -1] == pytest.approx(PRIOR, abs=0.15)
+
+
+def test_what_fell_unseen_with_the_first_draft_comes_back_with_it() -> None:
+    rounds = Rounds(estimator())
+    for rate, fits in ((0.03, lambda later: later < 0.2), (0.75, lambda later: later > 0.5)):
+        rounds.steps(300, [rate] * MOST, 1, slots=(0, 1, 2, 3))
+        survival = rounds.survival_of_strangers()
+        assert fits(survival[2] / survival[1])
 
 
 def test_a_draft_that_is_asked_for_and_never_offered_yields_nothing() -> None:
@@ -93,6 +101,33 @@ def test_a_flip_is_followed_within_200_steps(before: float, after: float, rows: 
     rounds.steps(3000 // rows, [before] * MOST, 3, slots)
     rounds.steps(200, [after] * MOST, 3, slots)
     assert rounds.estimator.survival(0, rows)[0] == pytest.approx(after, abs=0.2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.85, 0.2), (0.2, 0.85)])
+def test_a_flip_is_noticed_by_a_hundred_single_drafts_behind_thousands(before: float, after: float) -> None:
+    """Of ever new requests: what probes see."""
+    rounds = Rounds(estimator())
+    rounds.steps(300, [before] * MOST, MOST, slots=tuple(range(16)))
+    for slot in range(20, 120):
+        rounds.estimator.admit(slot, False)
+        rounds.steps(1, [after] * MOST, 1, slots=(slot,))
+    assert rounds.survival_of_strangers()[0] == pytest.approx(after, abs=0.25)
+
+
+def test_chance_alone_is_no_reason_to_forget() -> None:
+    rounds = Rounds(estimator())
+    found = []
+    for _ in range(150):
+        rounds.steps(10, [0.6] * MOST, 2, slots=(0, 1, 2, 3))
+        found.append(rounds.survival_of_strangers()[0])
+    assert np.std(found[30:]) < 0.04 and np.mean(found[30:]) == pytest.approx(0.6, abs=0.03)
+
+
+def test_rounds_are_surprising_by_what_chance_does_not_explain() -> None:
+    e, slots = estimator(), np.arange(40)
+    for right, sign in ((1, 1), (0, -1)):
+        more, variance = e.surprise(slots, slots * 0, slots * 0 + 1, slots * 0 + right)
+        assert sign * more > 2 * variance**0.5 > 0
 
 
 def test_a_request_is_known_by_its_own_rounds() -> None:

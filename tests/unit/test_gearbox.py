@@ -184,7 +184,7 @@ def test_a_flip_of_acceptance_is_followed_within_200_steps(rows: int, before: fl
 def test_no_gear_is_one_way() -> None:
     machine = Machine(gearbox())
     assert min(machine.run(200, steady(2), 0.7)[-20:]) >= 3
-    assert max(machine.run(1000, steady(250), 0.2)[-500:]) == 0
+    assert np.mean(machine.run(1000, steady(250), 0.2)[-500:]) < 0.1  # but for probes
     assert min(machine.run(40, steady(2), 0.7)[-10:]) >= 3
 
 

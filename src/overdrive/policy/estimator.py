@@ -20,6 +20,14 @@ forgotten as what was seen is."""
 HALF_LIFE = 512
 """Drafts at a position after which an older one counts half."""
 
+RECENT, SURPRISE = 48, 3.5
+"""The half-life by which the same is counted of late, and the standard deviations between the two that make the late
+counts the ones to go on from: text of another kind is not waited for until it outweighs hundreds of older drafts."""
+
+LATE_WEIGHT, FRESH_WEIGHT = 8.0, 16.0
+"""Drafts that stand beside the late ones then, so that a handful of them does not pass for certainty; and those that it
+all counts as: some of the late ones were before the change."""
+
 REQUEST_HALF_LIFE = 16
 REQUEST_WEIGHT = 8.0
 """The same for what sets a request apart, in rounds, and the judged drafts that stand for it being like all others."""
@@ -42,6 +50,7 @@ class AcceptanceEstimator:
         groups = 2 * len(self.sources)  # a group is 2 * source + sampled
         self._reached = np.full((groups, max_drafts), PRIOR_WEIGHT)
         self._accepted = self._reached * PRIOR
+        self._late = np.zeros((2, groups, max_drafts))  # reached and accepted, by RECENT
         self._rounds = np.zeros(groups)
         self._requests = _Requests()
         self._now = np.empty(0, np.int64)  # slots of the last observed step
@@ -76,6 +85,17 @@ class AcceptanceEstimator:
             if len(self._uncounted) >= MOST_UNCOUNTED:
                 self._count()
         self._by_key.clear()
+
+    def surprise(
+        self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray
+    ) -> tuple[float, float]:
+        """Drafts of rounds, as for `observe`, that were right beyond those to expect of like requests; and the variance
+        that chance has."""
+        self._requests.make_room(int(slots.max(initial=-1)) + 1)
+        reached = np.minimum(np.minimum(asked, self.max_drafts), accepted + 1)
+        judged = int(reached.sum())
+        expected = float(self._expected[2 * sources + self._requests.sampled[slots], reached].sum())
+        return float(accepted.sum()) - expected, expected * (1 - expected / judged) if judged else 0.0
 
     def survival(self, sampled_rows: int, greedy_rows: int) -> np.ndarray:
         """[max_drafts] float64, the share of such rows that accepts the first draft, the first two, ..; never rises.
@@ -117,6 +137,8 @@ class AcceptanceEstimator:
         places = np.concatenate([groups + many * kind for kind in range(3)]) * size
         depths = np.bincount(places + np.concatenate([reached, accepted, asked]), minlength=3 * many * size)
         beyond = depths.reshape(3, many, size)[..., :0:-1].cumsum(axis=2)[..., ::-1]  # rounds deeper than a position
+        self._late = self._late * 0.5 ** (beyond[0] / RECENT) + beyond[:2]
+        self._start_afresh()
         forgotten = 0.5 ** (beyond[0] / HALF_LIFE)
         self._reached = self._reached * forgotten + beyond[0]
         self._accepted = self._accepted * forgotten + beyond[1]
@@ -126,6 +148,30 @@ class AcceptanceEstimator:
         came = np.array([asked_at, beyond[1].sum(axis=0), asked_at * self._predicted])
         self._checked = self._checked * forgotten + came
         self._expected[:, 1:] = self._rates().cumsum(axis=1)
+
+    def _start_afresh(self) -> None:
+        """Where drafts of late are right as often as no chance explains, forget what was before.
+
+        Positions behind the first of those, of which few drafts may have been judged since, are moved by the same
+        factor on the odds, as if they had been seen a little.
+        """
+        rates = self._rates()
+        reached, accepted = self._late
+        off = accepted - reached * rates
+        surprised = off * off > SURPRISE**2 * reached * rates * (1 - rates)
+        for group in np.flatnonzero(surprised.any(axis=1)):
+            here, first = surprised[group], int(surprised[group].argmax())
+            moved = ~here & (np.arange(self.max_drafts) > first)
+            odds = rates[group] / (1 - rates[group])
+            now = np.clip(accepted[group, first] / reached[group, first], 0.001, 0.999)
+            odds = odds * (now / (1 - now) / odds[first])
+            believed = odds / (1 + odds)
+            seen = (accepted[group] + LATE_WEIGHT * believed) / (reached[group] + LATE_WEIGHT)
+            weight = np.where(here, FRESH_WEIGHT, np.minimum(self._reached[group], PRIOR_WEIGHT))
+            changed = here | moved
+            self._reached[group, changed] = weight[changed]
+            self._accepted[group, changed] = (weight * np.where(here, seen, believed))[changed]
+            self._late[:, group, moved] = 0.0
 
     def _rates(self) -> np.ndarray:
         """[groups, max_drafts], chance of a draft to be right where those before it were."""

@@ -17,17 +17,25 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overdrive.policy.catching_up import CatchUp
 from overdrive.policy.controller import Beliefs, Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.types import Outcome, Plan, Row, Step, Why
 
-PROBE_BUDGET = 0.0025
+PROBE_BUDGET = 0.0065
 """Share of the tokens that trying a larger K may cost."""
 
 RAREST_PROBE, OFTENEST_PROBE, OFTENEST_AT_ZERO = 2000, 100, 16
 """Steps between two probes, at most and at least. At K = 0 nothing else tells that drafts are right again; above, what
 is accepted of fewer drafts tells of more."""
+
+LUCK, LOAN = 1.0, 4.0
+"""Standard deviations above what was expected of probes from which on the next one follows at once, and the steps that
+such probes may cost before the budget allows for it. They repay them."""
+
+USUAL_WAIT = 48
+"""At K = 0 a probe need not hold all rows, only as many as so many steps save for."""
 
 CHANGE, CHANGE_WITH_DRAFTS = 0.5, 0.1
 """Steps that a change to or from K = 0 is taken to cost, and one between others. Those cost a device nothing: the
@@ -39,10 +47,6 @@ PACE_STEPS = 200
 MOST_PACE = 4.0
 """Where nearly all steps hold prompts, decoding beside them is almost free and drafts almost never pay by throughput
 alone; a row that decodes there still shall not wait for ever."""
-
-MOST_LAG = 256
-"""Steps behind which a drafter catches up no more but starts afresh."""
-
 
 LEARNT_ROWS = 64
 """Most rows of a step to learn acceptance from; the others' turn comes in the next steps."""
@@ -57,10 +61,12 @@ STEPS_A_CORRECTION = 8
 class Prospect(NamedTuple):
     """What a candidate K promises for one step.
 
-    asked: drafts of all rows together. tokens: expected. seconds: of the whole step. value: in tokens.
+    rows: that draft. asked: drafts of all rows together. tokens: expected. seconds: of the whole step. value: in
+    tokens.
     """
 
     drafts: int
+    rows: int
     asked: int
     tokens: float
     seconds: float
@@ -85,10 +91,11 @@ class Gearbox(Controller):
         self._current = 0  # index into _ks
         self._evidence = [0.0] * len(self._ks)  # seconds each candidate would have saved since it looked better
         self._credit = 0.0  # share of a step's tokens that the next probe may cost
-        self._since_drafts = 0  # steps chosen since the last with drafts
+        self._luck = (0.0, 0.0)  # drafts of probes that were right beyond those expected, and the variance of chance
+        self._lucky = False
         self._acceptance = _Acceptance(estimator)
         self._pace = _Pace()
-        self._lag = _Lag(costs)
+        self._catch_up = CatchUp(costs)
 
     @property
     def plans(self) -> Sequence[int]:
@@ -99,23 +106,38 @@ class Gearbox(Controller):
             return Plan(0, Why(rule="prefill"))
         prospects, pace = self._weigh(view)
         self._gather(prospects, pace, view.decode_rows)
-        probing = self._probes(prospects, pace, view)
-        index = self._current + probing
+        probe = self._probe(prospects, pace, view)
+        chosen = probe or prospects[self._current]
         alone = self.costs.step(view.prefill_tokens, 0) if view.prefill_tokens else 0.0
-        self._pace.add(view.decode_rows, prospects[index], pace, alone)
-        self._since_drafts = 0 if index else self._since_drafts + 1
-        return _explained("probe" if probing else "gear", prospects, index)
+        self._pace.add(view.decode_rows, chosen, pace, alone)
+        return _explained("probe" if probe else "gear", chosen, prospects, view.decode_rows)
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         """Learn acceptance and costs. Slots are known by the admissions that steps carry."""
+        if step.plan.why.rule == "probe":
+            self._judge(step, outcome)
         self._acceptance.observe(step, outcome)
-        drafts = step.plan.drafts if any(map(_DRAFTS, step.rows)) else 0
-        if sum(map(_KNOWN, step.rows)) == len(step.rows):  # no prompts
-            if step.number % STEPS_A_CORRECTION == 0:
-                asked = sum(map(_DRAFTS, step.rows))
-                fed = self.costs.fed(len(step.rows), drafts, asked, 0)
-                self.costs.correct(fed, sum(map(_UPPER_LEN, step.rows)) - asked, sum(outcome.seconds[1:]))
-            self._lag.settled(step.number, len(step.rows), drafts, outcome.seconds[0])
+        rows, drafts = len(step.rows), step.plan.drafts if any(map(_DRAFTS, step.rows)) else 0
+        plain = rows > 0 and step.rows[-1].known == 1  # prompts come last
+        correct = plain and step.number % STEPS_A_CORRECTION == 0
+        if correct:
+            asked = sum(map(_DRAFTS, step.rows)) if drafts else 0
+            fed = self.costs.fed(rows, drafts, asked, 0)
+            self.costs.correct(fed, sum(map(_UPPER_LEN, step.rows)) - asked, sum(outcome.seconds[1:]))
+        drafting = (rows if step.plan.most_rows < 0 else min(step.plan.most_rows, rows)) if drafts else 0
+        self._catch_up.settle(step, drafting, outcome.seconds[0] if plain else 0.0, correct)
+
+    def _judge(self, step: Step, outcome: Outcome) -> None:
+        """Probes that have been right more often than chance explains well lend for the next one.
+
+        A cumulative sum that starts again wherever it falls below nothing (Page, Continuous inspection schemes, 1954).
+        """
+        rows = [at for at, row in enumerate(step.rows) if row.drafts and outcome.counts[at]]
+        slots, asked = (_of([step.rows[at] for at in rows], field) for field in (_SLOT, _DRAFTS))
+        right, spread = self.estimator.surprise(slots, outcome.sources[rows], asked, outcome.counts[rows] - 1)
+        more, chance = self._luck[0] + right, self._luck[1] + spread
+        self._luck = (more, chance) if more > 0 else (0.0, 0.0)
+        self._lucky = more > LUCK * chance**0.5
 
     def prospects(self, view: LoadView) -> list[Prospect]:
         """Every candidate for a step of that load, K = 0 first, as it would be weighed now. Nothing is decided."""
@@ -138,9 +160,9 @@ class Gearbox(Controller):
                 whole = costs.step(costs.fed(rows, k, asked, prefill), context)
             alone, seconds = (drafting + one + costs.waiting(masks, one) for one in (step, whole))
             best = max(best, (rows + accepted) / alone)
-            found.append((k, asked, rows + accepted, seconds))
+            found.append((k, rows if k else 0, asked, rows + accepted, seconds))
         pace = self._pace.ratio * best
-        return [Prospect(*one, one[2] - pace * one[3]) for one in found], pace
+        return [Prospect(*one, one[3] - pace * one[4]) for one in found], pace
 
     def _yields(self, view: LoadView) -> list[tuple[int, float]]:
         """For every candidate, drafts asked for and accepted ones to expect, all rows together."""
@@ -170,45 +192,74 @@ class Gearbox(Controller):
         if most > 0:
             self._current = exceeding.index(most)
             self._evidence = [0.0] * len(self._ks)
-            self._credit = 0.0
+            self._credit, self._luck, self._lucky = 0.0, (0.0, 0.0), False
             self.switches += 1
 
     def _seconds_to_change(self, now: Prospect, other: Prospect, rows: int) -> float:
         """A share of a step; when leaving K = 0, the drafter's catching up where that takes longer."""
         if now.drafts and other.drafts:
             return CHANGE_WITH_DRAFTS * now.seconds
-        caught_up = 0.0 if now.drafts else self._lag.seconds(rows, self._since_drafts)
+        caught_up = 0.0 if now.drafts else self._catch_up.seconds(rows)
         return max(CHANGE * now.seconds, caught_up)
 
-    def _probes(self, prospects: Sequence[Prospect], pace: float, view: LoadView) -> bool:
-        """Whether this step tries the next larger K, so that acceptance there is known: when it can be afforded.
+    def _probe(self, prospects: Sequence[Prospect], pace: float, view: LoadView) -> Prospect | None:
+        """A step that tries the next larger K, so that acceptance there is known, when it can be afforded.
 
         Every step saves PROBE_BUDGET of its tokens. Beside prompts, where time is short, a probe must be saved for
-        twice. At K = 0 it pays for the drafter's catching up as well.
+        twice. Where not even drafts that are always right would pay, there is nothing to learn.
         """
         now, tried = prospects[self._current], prospects[min(self._current + 1, len(prospects) - 1)]
         if tried.asked <= now.asked:
-            return False
+            return None
         self._credit += PROBE_BUDGET
-        loss = now.value - tried.value
-        if not now.drafts:
-            loss += pace * self._lag.seconds(view.decode_rows, self._since_drafts)
-        loss *= (2 if view.prefill_tokens else 1) / now.tokens
-        soonest = OFTENEST_PROBE if now.drafts else OFTENEST_AT_ZERO
-        if self._credit < min(max(loss, soonest * PROBE_BUDGET), RAREST_PROBE * PROBE_BUDGET):
-            return False
-        self._credit = 0.0
+        lucky = self._lucky and self._credit > -LOAN
+        if not lucky and self._credit < PROBE_BUDGET * (OFTENEST_PROBE if now.drafts else OFTENEST_AT_ZERO):
+            return None
+        larger = prospects[self._current + 1 :]
+        if not any(view.decode_rows + one.asked - pace * one.seconds > now.value for one in larger):
+            return None
+        dear = (2 if view.prefill_tokens else 1) / now.tokens
+        if now.drafts:
+            loss = (now.value - tried.value) * dear
+        else:
+            tried, loss = self._cheapest(now, tried, pace, view, dear)
+        if not lucky and self._credit < min(loss, RAREST_PROBE * PROBE_BUDGET):
+            return None
+        self._credit = self._credit - max(loss, 0.0) if lucky else 0.0
+        self._lucky = False
         self.probes += 1
-        return True
+        return tried
+
+    def _cheapest(
+        self, now: Prospect, tried: Prospect, pace: float, view: LoadView, dear: float
+    ) -> tuple[Prospect, float]:
+        """Of the probes with all rows, half of them, a quarter, ..: the one that gives most drafts for what it costs,
+        the drafter's catching up included, and can be saved for soon; and its cost as a share of a step's tokens."""
+        found, rows = [], view.decode_rows
+        while rows:
+            one = self._some(tried, pace, view, rows)
+            loss = (now.value - one.value + pace * self._catch_up.seconds(rows)) * dear
+            late = loss > USUAL_WAIT * PROBE_BUDGET
+            found.append((late, loss if late else loss / one.asked, one, loss))
+            rows //= 2
+        return min(found)[2:]
+
+    def _some(self, tried: Prospect, pace: float, view: LoadView, rows: int) -> Prospect:
+        """The same with fewer rows that draft."""
+        share = rows / view.decode_rows
+        asked, k = max(1, round(tried.asked * share)), tried.drafts
+        tokens = view.decode_rows + (tried.tokens - view.decode_rows) * share
+        step = self.costs.step(self.costs.fed(view.decode_rows, k, asked, view.prefill_tokens), view.context_tokens)
+        masks = view.masked_rows * (1 + k)
+        seconds = self.costs.draft(k, rows) + step + self.costs.waiting(masks, step)
+        return Prospect(k, rows, asked, tokens, seconds, tokens - pace * seconds)
 
 
-def _explained(rule: str, prospects: Sequence[Prospect], index: int) -> Plan:
-    """The plan with its reason."""
-    chosen = prospects[index]
-    others = [one for one in prospects if one is not chosen]
-    second = max(others, key=_VALUE) if others else chosen
+def _explained(rule: str, chosen: Prospect, prospects: Sequence[Prospect], rows: int) -> Plan:
+    """The plan with its reason. rows: that decode."""
+    second = max((one for one in prospects if one.drafts != chosen.drafts), key=_VALUE, default=chosen)
     why = Why(rule, chosen.tokens, chosen.seconds, second.drafts, second.tokens / second.seconds)
-    return Plan(chosen.drafts, why)
+    return Plan(chosen.drafts, why, chosen.rows if 0 < chosen.rows < rows else -1)
 
 
 class _Acceptance:
@@ -231,15 +282,23 @@ class _Acceptance:
     def observe(self, step: Step, outcome: Outcome) -> None:
         for admission in step.admissions:
             self._estimator.admit(admission.slot, admission.params.temperature > 0)
-        stride = -(-len(step.rows) // LEARNT_ROWS) or 1
-        turn = slice(step.number % stride, None, stride)
-        rows, counts = step.rows[turn], outcome.counts[turn]
-        slots, asked, sources = _of(rows, _SLOT), _of(rows, _DRAFTS), outcome.sources[turn]
+        rows, counts, sources = _learnt(step, outcome)
+        slots, asked = _of(rows, _SLOT), _of(rows, _DRAFTS)
         emitting = counts > 0
         if not emitting.all():
             slots, asked, sources, counts = slots[emitting], asked[emitting], sources[emitting], counts[emitting]
         self._estimator.observe(slots, sources, asked, counts - 1)
         self._settled += 1
+
+
+def _learnt(step: Step, outcome: Outcome) -> tuple[Sequence[Row], np.ndarray, np.ndarray]:
+    """Rows to learn from with their counts and sources: in turn where they are many, all where few of many draft."""
+    if step.plan.most_rows >= 0:
+        few = [at for at, row in enumerate(step.rows) if row.drafts]
+        return [step.rows[at] for at in few], outcome.counts[few], outcome.sources[few]
+    stride = -(-len(step.rows) // LEARNT_ROWS) or 1
+    turn = slice(step.number % stride, None, stride)
+    return step.rows[turn], outcome.counts[turn], outcome.sources[turn]
 
 
 class _Pace:
@@ -265,31 +324,7 @@ class _Pace:
         self._worth = self._worth * keep + worth / rows
 
 
-class _Lag:
-    """What it costs a drafter to catch up, learnt from settled steps."""
-
-    def __init__(self, costs: CostTable) -> None:
-        self._costs = costs
-        self._slowness = 1.0  # measured / guessed seconds
-        self._behind = 0  # settled steps since the last with drafts
-
-    def seconds(self, rows: int, steps: int) -> float:
-        """Expected for so many rows that missed so many steps."""
-        return self._slowness * self._costs.catch_up(rows * min(steps, MOST_LAG))
-
-    def settled(self, number: int, rows: int, drafts: int, seconds: float) -> None:
-        """A step of decode rows was drafted in so many seconds."""
-        if drafts and seconds > 0:
-            if not self._behind and number % STEPS_A_CORRECTION == 0:
-                self._costs.correct_draft(drafts, rows, seconds)
-            guessed = self._costs.catch_up(rows * min(self._behind, MOST_LAG))
-            if guessed > 0:
-                extra = max(0.0, seconds - self._costs.draft(drafts, rows))
-                self._slowness += (min(extra / guessed, 10.0) - self._slowness) / 4
-        self._behind = 0 if drafts else self._behind + 1
-
-
-_SLOT, _DRAFTS, _KNOWN, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "known", "upper_len"))
+_SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))
 _VALUE = attrgetter("value")
 
 

@@ -157,6 +157,8 @@ class Engine:
         room = machine.max_step_tokens - min(wanted, machine.chunk)
         k = max(0, min(plan.drafts, MOST, room // len(decode) - 1)) if len(decode) else 0
         drafts = np.clip(rows.most_drafts(decode), 0, k)
+        if plan.most_rows >= 0:
+            rows.keep_plain(decode, drafts, plan.most_rows)
         left = machine.max_step_tokens - len(decode) - int(drafts.sum())
         chunks = []
         for slot in prompts.tolist():

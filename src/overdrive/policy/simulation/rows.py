@@ -24,7 +24,8 @@ ROUNDING = 16
 class Rows:
     """Slots 0 .. n - 1; `request` is -1 in those that are free. All arrays are [n] int64, in tokens but for it.
 
-    flying, bound: tokens that launched steps will add at least and at most. behind: what the drafter lacks.
+    flying, bound: tokens that launched steps will add at least and at most. behind: what the drafter lacks; read: what
+    it has of a row for certain, as the host knows it.
     """
 
     def __init__(self, n: int) -> None:
@@ -35,6 +36,7 @@ class Rows:
         self.kind, self.prompt, self.output = zeros(), zeros(), zeros()
         self.fed, self.made, self.told = zeros(), zeros(), zeros()
         self.flying, self.bound, self.behind = zeros(), zeros(), zeros()
+        self.read = zeros()
         self._free = list(range(n))[::-1]
         self._decoding: list[dict[tuple[int, int], Row]] = [{} for _ in range(n)]
         self._admissions: dict[int, Admission] = {}
@@ -54,7 +56,7 @@ class Rows:
         self.request[slot], self.kind[slot], self.prompt[slot], self.output[slot] = request, kind, prompt, output
         for array in (self.fed, self.made, self.told, self.flying, self.bound):
             array[slot] = 0
-        self.behind[slot] = min(prompt, WINDOW)
+        self.behind[slot], self.read[slot] = 0, prompt  # a drafter reads prompts in the steps that feed them
         self._decoding[slot] = {}
         params = SamplingParams(max_tokens=output, temperature=float(sampled))
         self._admissions[slot] = Admission(f"r{request}", slot, (), prompt, 0, params)
@@ -89,6 +91,8 @@ class Rows:
         self.behind[slots] += outcome.counts
         self.flying[slots] += emits
         self.bound[slots] += (outcome.offered + 1) * emits
+        drafting = slots[outcome.offered > 0]
+        self.read[drafting] = self.upper_len(drafting)
 
     def land(self, slots: NDArray[np.int64], useful: NDArray[np.int64], offered: NDArray[np.int64]) -> None:
         """The host hears of a launched step. All are [rows that emit and whose requests still hold their slots]."""
@@ -104,6 +108,12 @@ class Rows:
     def upper_len(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Most tokens that the device may hold for each, as the host knows it."""
         return (self.prompt + self.told + self.bound)[slots]
+
+    def keep_plain(self, slots: NDArray[np.int64], drafts: NDArray[np.int64], most_rows: int) -> None:
+        """Let only `most_rows` draft, those whose drafter lacks least: `drafts` [rows] of the others become 0."""
+        able = np.flatnonzero(drafts)
+        unread = (self.upper_len(slots) - self.read[slots])[able]
+        drafts[able[np.argsort(unread, kind="stable")[most_rows:]]] = 0
 
     def _decode_row(self, slot: int, drafts: int, upper: int) -> Row:
         made = self._decoding[slot]
