@@ -153,6 +153,23 @@ def chat(
     converse(LocalSpeaker(model, engine, settings), settings)
 
 
+@app.command(name="schema-check")
+def schema_check(*files: Path) -> None:
+    """Say of JSON schemas whether answers can be held to them, and show a sample. No model is loaded.
+
+    Parameters
+    ----------
+    files:
+        JSON files, one schema each.
+    """
+    from overdrive.schema_check import check_files
+
+    if not files:
+        raise OverdriveError("schema-check needs a file: overdrive schema-check FILE...")
+    if not check_files(files):
+        sys.exit(1)
+
+
 @app.command(help_epilogue=SIMULATE_EXAMPLES)
 def simulate(
     *,

@@ -14,7 +14,8 @@ import llguidance
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import GrammarFault, Vocabulary, Words, only
-from overdrive.grammar.sources import compose
+from overdrive.grammar.schema import explain
+from overdrive.grammar.sources import compose, first_line, read_schema
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """What one matcher may take: about 100 MB where a grammar goes as far as that, most take a thousandth; and, by the
@@ -91,7 +92,7 @@ class GuidanceCompiler:
         grammar = compose(kind, source)
         matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise BadRequest(f"the {_NAMES[kind]} cannot be used{_because(matcher)}")
+            raise BadRequest(complaint(kind, source, matcher.get_error()))
         return GuidanceProgram(matcher, self._vocabulary.eos_ids)
 
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -101,9 +102,15 @@ class GuidanceCompiler:
             return self._opened[0]
 
 
+def complaint(kind: str, source: str, said: str) -> str:
+    """Why a source cannot be used, for whoever wrote it. said: by the library."""
+    if kind == "json_schema":
+        return explain(read_schema(source), first_line(said))
+    return f"the {_NAMES[kind]} cannot be used: {first_line(said)}"
+
+
 _NAMES = {
     "json_object": "JSON grammar",
-    "json_schema": "JSON schema",
     "regex": "regular expression",
     "choice": "list of choices",
     "lark": "grammar",
@@ -175,5 +182,5 @@ class _Wrapped:
 
 def _because(matcher: llguidance.LLMatcher) -> str:
     """The first line of what the library says, for people; "" where it says nothing."""
-    said = matcher.get_error().strip().splitlines()
-    return f": {said[0][:400]}" if said else ""
+    said = first_line(matcher.get_error())
+    return f": {said}" if said else ""

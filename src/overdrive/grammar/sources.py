@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # described in its stubs alone
     from llguidance._lib import JsonCompileOptions
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.schema import check_schema
+from overdrive.grammar.schema import explain, plain
 
 MOST_BYTES = 1 << 20
 """Of a grammar's source: compiling takes time and memory in proportion, and cannot be interrupted."""
@@ -43,15 +43,40 @@ def _json_object(source: str) -> str:
 
 
 def _json_schema(source: str) -> str:
+    return schema_grammar(read_schema(source))
+
+
+def read_schema(source: str) -> dict[str, Any] | bool:
+    """A schema from its text. Raises BadRequest where it is none."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the JSON schema is no JSON: {error}") from error
-    check_schema(schema)
+    if not isinstance(schema, dict | bool):
+        raise BadRequest(f"a JSON schema is an object or a boolean, not {type(schema).__name__}")
+    return schema
+
+
+def schema_grammar(schema: dict[str, Any] | bool) -> str:
+    """The library's grammar for a schema. Raises BadRequest, naming keyword and place, for one it has none for."""
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(source, defaults=JSON_STYLE)
-    except ValueError as error:
+        text = json.dumps(plain(schema), ensure_ascii=False)
+        return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the JSON schema cannot be used: {error}") from error
+
+
+def check_schema(schema: dict[str, Any] | bool) -> None:
+    """Raises BadRequest, naming keyword and place, for a schema that answers cannot be held to."""
+    said = llguidance.LLMatcher.validate_grammar(schema_grammar(schema))
+    if said and not said.startswith("WARNING"):
+        raise BadRequest(explain(schema, first_line(said)))
+
+
+def first_line(said: str) -> str:
+    """What the library says, short enough for a person."""
+    lines = said.strip().splitlines() or [""]
+    return lines[0][:400]
 
 
 def _choice(source: str) -> str:

@@ -1,0 +1,191 @@
+"""Walking a chain of drafts leaves a constraint where it was, and says of every draft what one at a time would say."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from overdrive.grammar.base import GrammarFault, Matcher, all_but, legal, only
+from overdrive.grammar.constraint import Constrained, Free, Marker
+from overdrive.grammar.sheet import blank_sheet
+from overdrive.grammar.walker import Walker
+
+from .words import EOS, PIECES, program
+
+WORDS = 2
+GRAMMARS = (
+    ("regex", "[0-9]{2,6}-[a-f]+"),
+    ("regex", "(ab|abc)*no?"),
+    ("choice", '["the name", "no", "none"]'),
+    ("json_schema", '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}'),
+    ("json_schema", '{"type": "array", "items": {"enum": ["abc", null, 12]}}'),
+    ("lark", 'start: <tool> NAME ", " NAME\nNAME: /[a-e]{1,4}/'),
+)
+
+
+def masks(constraint, drafts=(), runs: int = 4):
+    """[filled, W] and [filled, runs]."""
+    sheet = blank_sheet(1, 1, len(drafts) + 1, WORDS, runs)
+    filled = constraint.walk(list(drafts), sheet.bits, sheet.forced[0])
+    return sheet.bits[:filled], sheet.forced[0, :filled]
+
+
+def options(line) -> list[int]:
+    return [token for token in range(64) if legal(line, token)]
+
+
+def made(kind: str, source: str, after=()) -> Constrained:
+    return Constrained(program(kind, source), (EOS, 1), after)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar[1][:20])
+def test_a_walk_says_what_one_token_at_a_time_would_say(grammar: tuple[str, str]) -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        marker = rng.choice([(), (9,), (9, 9, 5)])
+        constraint, accepted = made(*grammar, marker), []
+        while not constraint.ended and len(accepted) < 30:
+            before, _ = masks(constraint)
+            drafts = guess(rng, grammar, marker, accepted)
+            lines, runs = masks(constraint, drafts)
+            for depth, line in enumerate(lines):
+                alone = made(*grammar, marker)
+                for token in (*accepted, *drafts[:depth]):
+                    alone.accept(token)
+                if not alone.ended:
+                    assert (line == masks(alone)[0][0]).all()
+                    certain = [int(token) for token in runs[depth] if token >= 0]
+                    assert not certain or legal(line, certain[0])
+            stop = len(lines) - 1
+            assert stop == len(drafts) or not legal(lines[stop], drafts[stop]) or drafts[stop - 1] in (EOS, 1)
+            assert (masks(constraint)[0] == before).all()
+            token = rng.choice(options(before[0]))
+            constraint.accept(token)
+            accepted.append(token)
+
+
+def guess(rng: random.Random, grammar, marker, accepted: list[int]) -> list[int]:
+    """Some legal drafts, then perhaps one that is not."""
+    alone, drafts = made(*grammar, marker), []
+    for token in accepted:
+        alone.accept(token)
+    for _ in range(rng.randint(0, 7)):
+        if alone.ended or rng.random() < 0.2:
+            drafts.append(rng.randrange(64))
+            break
+        drafts.append(rng.choice(options(masks(alone)[0][0])))
+        alone.accept(drafts[-1])
+    return drafts
+
+
+def test_where_an_answer_is_whole_only_an_end_is_legal() -> None:
+    constraint = made("regex", "abc")
+    constraint.accept(PIECES.index(b"abc"))
+    lines, runs = masks(constraint, [EOS, 7, 7])
+    assert options(lines[0]) == [EOS, 1]
+    assert runs[0, 0] == EOS
+    assert len(lines) == 2  # nothing follows the end, whatever was drafted
+
+
+def test_before_its_marker_all_is_free_but_an_end() -> None:
+    constraint = made("regex", "[0-9]+", (9, 9, 5))
+    for token in (3, 9, 9, 9):
+        assert options(masks(constraint)[0][0]) == list(range(2, 64))
+        constraint.accept(token)
+    constraint.accept(5)
+    assert all(PIECES[token][:1].isdigit() for token in options(masks(constraint)[0][0]))
+
+
+@pytest.mark.parametrize("run", [(1,), (1, 1, 2), (1, 2, 1, 1), (2, 1, 2, 1, 2)])
+def test_a_marker_is_found_where_it_first_ends(run: tuple[int, ...]) -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        text, marker, state = [rng.choice([1, 1, 2]) for _ in range(40)], Marker(run), 0
+        ends = [at for at in range(len(run), 41) if tuple(text[at - len(run) : at]) == run]
+        for at, token in enumerate(text, start=1):
+            state = marker.next(state, token)
+            if state == len(run):
+                assert at == ends[0]
+                break
+        else:
+            assert not ends
+
+
+def test_a_refused_token_is_a_fault() -> None:
+    constraint = made("regex", "[0-9]+")
+    with pytest.raises(GrammarFault, match="refuses token 4"):
+        constraint.accept(4)
+
+
+class Brittle:
+    """A matcher of any digit that breaks for good where it is asked behind `breaks` tokens."""
+
+    def __init__(self, breaks: int) -> None:
+        self.breaks, self.count, self.done = breaks, 0, False
+
+    def fill(self, words) -> None:
+        if self.count >= self.breaks:
+            raise GrammarFault("too complex")
+        only([7], words)
+
+    def accept(self, token: int) -> None:
+        self.count += 1
+
+    def rollback(self, count: int) -> None:
+        assert self.count <= self.breaks, "a broken matcher is of no use"
+        self.count -= count
+
+    def forced(self) -> list[int]:
+        return []
+
+
+class BrittleProgram:
+    def start(self) -> Matcher:
+        return Brittle(3)
+
+
+def test_a_matcher_that_breaks_on_drafts_is_replaced() -> None:
+    """Drafts may lead where the answer never goes: only a fault at what is committed ends the request."""
+    constraint = Constrained(BrittleProgram(), (EOS,))
+    constraint.accept(7)
+    lines, _ = masks(constraint, [7, 7, 7])
+    assert len(lines) == 2
+    constraint.accept(7)
+    assert len(masks(constraint)[0]) == 1
+    constraint.accept(7)
+    assert len(masks(constraint)[0]) == 0
+    with pytest.raises(GrammarFault, match="too complex"):
+        constraint.accept(7)
+
+
+def test_masks_are_words_of_bits() -> None:
+    line = np.zeros(WORDS, np.int32)
+    only([0, 31, 63], line)
+    assert options(line) == [0, 31, 63]
+    all_but([0, 31, 63], line)
+    assert options(line) == [token for token in range(64) if token not in (0, 31, 63)]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_every_row_gets_its_own_masks(threads: int) -> None:
+    walker, count = Walker(threads), 20
+    constraints = [made("regex", f"[{digit % 10}-9]+") for digit in range(count)]
+    sheet = blank_sheet(count, count + 1, 3, WORDS, 0)
+    walker.fill([(row + 1, constraints[row], [PIECES.index(b"9"), 4]) for row in range(count)], sheet)
+    walker.close()
+    assert (sheet.index[0] == -1).all() and sheet.legal[0] == 2
+    for row in range(count):
+        assert sheet.legal[row + 1] == 1
+        assert sheet.index[row + 1, 2] == -1  # behind a draft that is not legal
+        line = sheet.bits[sheet.index[row + 1, 0]]
+        digits = {PIECES[token] for token in options(line) if len(PIECES[token]) == 1}
+        assert digits == {b"%d" % digit for digit in range(row % 10, 10)}
+
+
+def test_what_is_free_is_legal() -> None:
+    free = Free()
+    free.accept(3)
+    assert len(masks(free, [5, 6])[0]) == 3
+    assert not (free.active or free.ended or free.certain(3))

@@ -1,0 +1,111 @@
+"""Requests whose grammars are being compiled: they wait, others do not, and each has one end."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from overdrive.commit import Delta
+from overdrive.compiling import Compiling
+from overdrive.device.parallel.followers import NOBODY
+from overdrive.device.stream import InlineStream
+from overdrive.engine import Engine, Meter
+from overdrive.engine_process import as_message
+from overdrive.grammar.programs import Programs
+from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.controller import FixedDrafts
+from overdrive.types import FinishReason, GrammarSpec, SamplingParams
+from tests.grammar.words import END_OF_TURN, EOS, compiler
+
+from .tiny_drafters import ngram
+from .tiny_engine import VOCAB, tiny_bench
+
+
+class Gate:
+    """Compiles sources that begin with "w" when it is open, others at once."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    def __call__(self, kind: str, source: str):
+        if source.startswith("w"):
+            self.open.wait(30)
+            source = source[1:]
+        return compiler()(kind, source)
+
+
+def make_engine(gate: Gate, seconds: float = 30.0) -> Engine:
+    bench = tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
+    info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
+    meter = Meter(DraftCounts(("ngram",), 3))
+    compiling = Compiling(Programs(gate, threads=2, seconds=seconds), (EOS, END_OF_TURN))
+    rest: Any = (NOBODY, lambda: None)
+    return Engine(info, bench.scheduler, bench.committer, bench.loop, meter, [], compiling, *rest)
+
+
+def params(source: str = "", most: int = 12) -> SamplingParams:
+    grammar = GrammarSpec("regex", source) if source else None
+    return SamplingParams(max_tokens=most, temperature=0.0, grammar=grammar, stop_token_ids=(EOS,))
+
+
+def run(engine: Engine, ends: dict[str, Delta], until=lambda: False) -> None:
+    while not engine.idle and not until():
+        for delta in engine.advance():
+            if delta.finish:
+                assert delta.request.id not in ends
+                ends[delta.request.id] = delta
+
+
+def test_who_waits_for_a_grammar_holds_nobody_up() -> None:
+    gate, ends = Gate(), {}
+    engine = make_engine(gate)
+    for number in range(4):  # more than there are rows
+        engine.submit(f"slow{number}", (1, 2), params("w[0-9]{2}"))
+    engine.submit("free", (1, 2), params())
+    engine.submit("quick", (1, 2), params("[0-9]{2}"))
+    run(engine, ends, lambda: len(ends) == 2)
+    assert set(ends) == {"free", "quick"}
+    assert not engine.idle
+    assert engine.advance() == []  # waits a moment, then messages are read
+    gate.open.set()
+    run(engine, ends)
+    assert len(ends) == 6
+    assert {end.finish.reason for name, end in ends.items() if name != "free"} == {FinishReason.STOP}
+    outputs = {tuple(end.request.output) for name, end in ends.items() if name != "free"}
+    assert len(outputs) == 1
+
+
+def test_a_bad_grammar_ends_its_request_alone_with_a_400() -> None:
+    ends: dict[str, Delta] = {}
+    engine = make_engine(Gate())
+    engine.submit("bad", (1, 2), params("("))
+    engine.submit("good", (1, 2), params("[0-9]{2}"))
+    run(engine, ends)
+    message = as_message(ends["bad"])
+    assert (message.finish, message.status) == (FinishReason.ERROR, 400)
+    assert "regular expression" in message.error
+    assert ends["good"].finish.reason is FinishReason.STOP
+
+
+def test_a_request_is_given_up_while_its_grammar_is_compiled() -> None:
+    gate, ends = Gate(), {}
+    engine = make_engine(gate)
+    engine.submit("gone", (1, 2), params("w[0-9]"))
+    assert engine.advance() == []
+    [end] = engine.abort("gone")
+    assert end.finish.reason is FinishReason.ABORT
+    assert engine.idle
+    gate.open.set()
+    engine.submit("next", (1, 2), params("[0-9]"))
+    run(engine, ends)
+    assert set(ends) == {"next"}
+
+
+def test_a_grammar_that_takes_too_long_is_a_400() -> None:
+    gate, ends = Gate(), {}
+    engine = make_engine(gate, seconds=0.0)
+    engine.submit("late", (1, 2), params("w[0-9]"))
+    run(engine, ends)
+    assert ends["late"].finish.status == 400
+    gate.open.set()
