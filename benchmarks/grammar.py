@@ -5,7 +5,7 @@ Run: PYTHONPATH=src python benchmarks/grammar.py streams [--rows 1 16 64] [--mod
      PYTHONPATH=src python benchmarks/grammar.py hostile
 
 streams: constrained streams over free ones of the same lengths, by turns in one engine. forced: tokens per round on
-tool calls with what grammars make certain among the drafts, and without; FOLDER is that of the Berkeley Function-Calling
+tool calls with and without what grammars make certain among the drafts; FOLDER is that of the Berkeley Function-Calling
 Leaderboard's questions. hostile: a plain stream's pace while grammars compile that were made to be expensive.
 """
 
