@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.sources import check_schema
+from overdrive.grammar.schema import check_schema
 from overdrive.strict import Model
 from overdrive.structured import MAX_SCHEMA_CHARS, MAX_TOOLS, Schema, Structure, schema_text
 

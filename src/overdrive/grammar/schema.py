@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from overdrive.errors import BadRequest
+
 Schema = Any
 """An object, or a boolean."""
 
@@ -45,6 +47,16 @@ PATTERNS = {
 """Formats that the library lacks or takes too lightly: by its rules every year is a leap year, and any minute has a
 leap second. Here none has."""
 
+NOT_ENFORCED = (
+    *("not", "if", "contains", "uniqueItems", "propertyNames", "dependencies", "dependentRequired"),
+    *("dependentSchemas", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+"""Keywords that no grammar here keeps."""
+
+ENFORCED_FORMATS = ("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", *PATTERNS)
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -61,6 +73,8 @@ def plain(schema: Schema) -> Schema:
     for key in COUNTS:
         if isinstance(found.get(key), float) and found[key].is_integer():
             found[key] = int(found[key])
+    if found.get("uniqueItems") is False:
+        del found["uniqueItems"]
     form = found.get("format")
     if isinstance(form, str) and form not in FORMATS:
         del found["format"]
@@ -93,6 +107,41 @@ def places(schema: Schema, pointer: str = "#") -> Iterator[tuple[str, dict[str, 
                 yield from places(part, f"{at}/{index}")
         elif key in ALONE:
             yield from places(value, at)
+
+
+def check_schema(schema: Schema) -> None:
+    """Raises BadRequest, naming keyword and place, for what no answer can be held to, wherever the schema reaches it.
+
+    Cheap, and not the last word: whether schemas exclude or meet each other is found when they are compiled.
+    """
+    for pointer, part in _reached(plain(schema)):
+        for key in NOT_ENFORCED:
+            if key in part:
+                raise BadRequest(f"JSON schema: not supported: {key!r} at {pointer}")
+        form, kind = part.get("format"), part.get("type", "object")
+        if form is not None and form not in ENFORCED_FORMATS:
+            raise BadRequest(f"JSON schema: 'format' {form!r} at {pointer} is not supported")
+        if not all(one in TYPES for one in (kind if isinstance(kind, list) else [kind])):
+            raise BadRequest(f"JSON schema: 'type' {kind!r} at {pointer} is no type")
+
+
+def _reached(schema: Schema) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema that takes part in the root one: of definitions those that are referred to."""
+    every = dict(places(schema))
+    waiting, seen = ["#"], set()
+    while waiting:
+        root = waiting.pop()
+        for pointer, part in every.items():
+            inner = pointer.removeprefix(root)
+            own = pointer == root or (
+                pointer.startswith(root + "/") and not inner.startswith(("/$defs/", "/definitions/"))
+            )
+            if own and pointer not in seen:
+                seen.add(pointer)
+                yield pointer, part
+                reference = part.get("$ref")
+                if isinstance(reference, str) and reference in every:
+                    waiting.append(reference)
 
 
 def explain(schema: Schema, said: str) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # described in its stubs alone
     from llguidance._lib import JsonCompileOptions
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.schema import explain, plain
+from overdrive.grammar.schema import plain
 
 MOST_BYTES = 1 << 20
 """Of a grammar's source: compiling takes time and memory in proportion, and cannot be interrupted."""
@@ -64,13 +64,6 @@ def schema_grammar(schema: dict[str, Any] | bool) -> str:
         return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the JSON schema cannot be used: {error}") from error
-
-
-def check_schema(schema: dict[str, Any] | bool) -> None:
-    """Raises BadRequest, naming keyword and place, for a schema that answers cannot be held to."""
-    said = llguidance.LLMatcher.validate_grammar(schema_grammar(schema))
-    if said and not said.startswith("WARNING"):
-        raise BadRequest(explain(schema, first_line(said)))
 
 
 def first_line(said: str) -> str:
