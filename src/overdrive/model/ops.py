@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from overdrive.model.residual import NormedResidual, Residual
+
 
 class Attention(Protocol):
     """Called once per layer of a forward pass; stores the batch's keys and values and attends over the rows' pages.
@@ -76,6 +78,10 @@ class Ops(Protocol):
         """silu(gate) * up for gate_up [T, 2F] = (gate, up); a new [T, F]."""
         ...
 
+    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
+        """The stream `value` [T, H], contiguous, of one pass, updated in place. x: [T, in], what is projected first."""
+        ...
+
 
 class TorchOps:
     """`Ops` in plain torch. Norms accumulate in float32 or better, as the reference implementations do.
@@ -118,3 +124,6 @@ class TorchOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
+        return NormedResidual(self, value, x, eps)

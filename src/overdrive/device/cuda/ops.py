@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from overdrive.device.cuda.attention import CudaAttention
+from overdrive.device.cuda.few import FewProducts, FewResidual, most_tokens
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, Attention
+from overdrive.model.residual import NormedResidual, Residual
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 VECTOR = 8
@@ -41,6 +43,8 @@ class CudaOps:
         self._device = device
         self._early = early
         self._kernels = import_module("overdrive.device.cuda.ops_kernels")
+        self._products = FewProducts(device, early)
+        self._most_tokens = most_tokens(dtype, device)
 
     def empty(self, rows: int, width: int) -> Tensor:
         return torch.empty((rows, width), dtype=self._dtype, device=self._device)
@@ -122,6 +126,12 @@ class CudaOps:
             num_warps=warps, launch_pdl=early,
         )  # fmt: skip
         return out
+
+    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
+        """Of few tokens by products that norm and add on the way."""
+        if len(value) <= self._most_tokens:
+            return FewResidual(self._products, self, value, x, eps)
+        return NormedResidual(self, value, x, eps)
 
     def _room(self, rows: int, width: int, out: Tensor | None) -> Tensor:
         """`out` where there is one, checked, else a new [rows, width]."""
