@@ -49,9 +49,9 @@ class Tiling(NamedTuple):
     ahead: int = 2
 
     def shared_bytes(self, kind: Kind, height: int) -> int:
-        """Shared memory of a program at most, where tiles have elements of two bytes."""
+        """Shared memory of a program: so many tiles of both operands, of elements of two bytes, are there at once."""
         rows = height + self.width * (2 if kind == "gate" else 1)
-        return 2 * rows * self.depth * self.stages
+        return 2 * rows * self.depth * (self.stages if self.first else self.stages - 1)
 
 
 Choose = Callable[[Kind, int, int, int], Tiling]

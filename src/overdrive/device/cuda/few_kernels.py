@@ -185,9 +185,9 @@ def gate_kernel(
     BIASED: tl.constexpr, SHRINK: tl.constexpr, PARTS: tl.constexpr, SPACE: tl.constexpr, OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """out [T, OUTPUTS] = silu(gate) * up of weights [2 * OUTPUTS, INPUTS], gate first, over the grid of tiles of outputs.
+    """out [T, OUTPUTS] = silu(gate) * up of weights [2 * OUTPUTS, INPUTS], gate first, over the grid of tiles of `out`.
 
-    The rest as in `project_kernel`; a program multiplies the WIDTH rows of the gate and those of up that belong to them.
+    The rest as in `project_kernel`; a program multiplies WIDTH rows of the gate and those of up that belong to them.
     """
     first = tl.program_id(0) * WIDTH
     if EARLY:
