@@ -37,6 +37,7 @@ from overdrive.config import (
     SchedulerOptions,
 )
 from overdrive.device.cuda import early as launches
+from overdrive.device.cuda import few
 from overdrive.engine import Engine, build
 from overdrive.types import SamplingParams
 from shared import Dial
@@ -279,8 +280,9 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=16, help="lines of each breakdown")
     parser.add_argument("--kv-tokens", type=int, default=0)
     parser.add_argument("--early", action="store_true", help="set kernels up while those before them run")
+    parser.add_argument("--few", type=int, default=few.MOST_TOKENS, help="tokens up to which products are ours, or 0")
     args = parser.parse_args()
-    launches.EARLY = args.early
+    launches.EARLY, few.MOST_TOKENS = args.early, args.few
     console = Console(width=110)
     parts: set[str] = set(args.parts)
     plain = open_bench(args, False, console) if parts & {"offline", "keep"} else None
