@@ -100,36 +100,53 @@ def test_long_rows_split_at_any_length_are_right() -> None:
     check([Row(70, 9), Row(0, 0), Row(40, 3)], Shape(4, 2, 32, width=25), queries=4, processors=16)
 
 
-def rotating_is_storing_what_was_rotated(heads: Shape, dtype: torch.dtype, device: str) -> None:
+def rotating_is_storing_what_was_rotated(
+    rows: Sequence[Row], heads: Shape, dtype: torch.dtype, device: str, processors: int, queries: int = 8
+) -> None:
+    """Whether the launch that attends stores, or one before it, results and pages are those of rotating beforehand."""
     pytest.importorskip("triton")
-    batch, space = make_batch(MIXED, 16, padding=3), SplitSpace.allocate([heads], 8, device, PROCESSORS)
-    pages = fill(batch, heads, 16, dtype)
+    batch, space = make_batch(rows, 16, padding=3), SplitSpace.allocate([heads], queries, device, processors)
+    filled = fill(batch, heads, 16, dtype)
     batch, real = on(device, batch), int(batch.offsets[-1])
-    cos, sin = (x.to(device) for x in rope_tables(RopeConfig(theta=1e4), heads.head_dim, 200, torch.float32))
+    cos, sin = (x.to(device) for x in rope_tables(RopeConfig(theta=1e4), heads.head_dim, 4000, torch.float32))
     results = []
-    for fused in (False, True):
-        kv = PagedKV([pages.k_pages[0].clone().to(device)], [pages.v_pages[0].clone().to(device)], 16)
+    for way in ("before", "apart", "folded"):
+        kv = PagedKV([filled.k_pages[0].to(device, copy=True)], [filled.v_pages[0].to(device, copy=True)], 16)
         q, k, v = (x.to(device) for x in make_qkv(batch, heads, dtype))
-        attention = CudaAttention(kv, heads, batch, 8, False, space)
-        if fused:
-            results.append(attention.rotate_and_attend(0, q, k, v, Angles(batch.positions, cos, sin))[:real])
-        else:
+        attention = CudaAttention(kv, heads, batch, queries, False, space)
+        attention.fold = way == "folded"
+        if way == "before":
             for x in (q, k):
                 wide = x.float()
                 TorchOps(torch.float32).rope(wide, wide[:, :0], batch.positions, cos, sin)
                 x.copy_(wide)
-            results.append(attention(0, q, k, v)[:real])
-    torch.testing.assert_close(results[1], results[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            got = attention(0, q, k, v)
+        else:
+            got = attention.rotate_and_attend(0, q, k, v, Angles(batch.positions, cos, sin))
+        pages = [torch.nan_to_num(x[0], nan=7.0) for x in (kv.k_pages, kv.v_pages)]
+        results.append([got[:real], *pages])
+    for others in results[1:]:
+        for mine, right in zip(others, results[0], strict=True):
+            torch.testing.assert_close(mine, right, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @interpreted
-def test_rotating_on_the_way_is_storing_what_was_rotated() -> None:
-    rotating_is_storing_what_was_rotated(Shape(4, 2, 32), torch.float32, "cpu")
+@pytest.mark.parametrize("processors", [1, 32])
+def test_rotating_on_the_way_is_storing_what_was_rotated(processors: int) -> None:
+    rotating_is_storing_what_was_rotated(MIXED[:4], Shape(2, 1, 32), torch.float32, "cpu", processors)
+    rotating_is_storing_what_was_rotated(MIXED[1:4], Shape(2, 2, 32, width=21), torch.float16, "cpu", processors)
+    rotating_is_storing_what_was_rotated(HIDDEN[:6], Shape(2, 1, 32), torch.float32, "cpu", processors, 4)
+    rotating_is_storing_what_was_rotated(HIDDEN[:6], Shape(2, 1, 32, width=1), torch.float32, "cpu", processors, 4)
 
 
 @pytest.mark.cuda
-def test_rotating_on_the_way_is_storing_what_was_rotated_on_a_device() -> None:
-    rotating_is_storing_what_was_rotated(Shape(32, 8, 128), torch.bfloat16, "cuda")
+@pytest.mark.parametrize("processors", [1, 0, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rotating_on_the_way_is_storing_what_was_rotated_on_a_device(processors: int, dtype: torch.dtype) -> None:
+    one, many = [Row(3000, 4)], [Row(37 * n % 1500, 1 + n % 8) for n in range(30)]
+    for rows in (MIXED, one, many, HIDDEN[:6]):
+        for heads in (Shape(32, 8, 128), Shape(16, 2, 64, width=50)):
+            rotating_is_storing_what_was_rotated(rows, heads, dtype, "cuda", processors)
 
 
 @interpreted

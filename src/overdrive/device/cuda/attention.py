@@ -17,7 +17,7 @@ from torch import Tensor
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
 from overdrive.device.cuda import early as launches
-from overdrive.device.cuda.store import power_of_two, rope_store_triton, store_triton
+from overdrive.device.cuda.store import power_of_two, require_dense, rope_store_triton, store_triton
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, Attention
 
@@ -29,6 +29,8 @@ FEW_KEYS = 2048
 """Keys that all programs of a row together have at least: a share of fewer costs more to combine than it saves."""
 MANY_PROGRAMS = 3.0
 """For each that a device holds at once, from which on small tiles of keys do not pay."""
+MOST_FOLDED = 2.0
+"""The same, up to which they store as well: it takes registers, and fewer of them are there at once."""
 SMALL_TILE = 64
 """Queries x heads of the prefill tile where rows are split."""
 SEARCHED_ROWS = 256
@@ -144,9 +146,10 @@ class CudaAttention:
     behind the last row. Nothing is stored for those tokens, and their results are left as they are.
     queries: rows of at most this many tokens take the one kernel; rows of more exist only when `long_rows`, and take
     the other. space: of this network and at least this many queries; passes that use it must not overlap.
-    decode, prefill, splits, least, prefill_splits, early: the choices made, which a benchmark may replace before it
-    calls; least: tiles of keys that are not split any more. early: kernels of attention are set up while the one before
-    still runs.
+    decode, prefill, splits, least, prefill_splits, early, fold: the choices made, which a benchmark may replace before
+    it calls. least: tiles of keys that are not split any more. early: kernels of attention are set up while the one
+    before still runs. fold: what is rotated on the way is stored by the launch that attends, which is possible for
+    short rows and heads whose width is a power of two.
     Raises OverdriveError for what the kernels cannot read.
     """
 
@@ -169,6 +172,7 @@ class CudaAttention:
         self.least = max(1, FEW_KEYS // self.splits // self.decode.keys)
         self.prefill_splits = space.prefill_splits(self._tokens, heads, self.prefill.rows)
         self.early = space.early
+        self.fold = not long_rows and programs <= MOST_FOLDED and power_of_two(heads.head_dim) == heads.head_dim
         self._require_room()
 
     def _require_fit(self, dtype: torch.dtype) -> None:
@@ -195,30 +199,41 @@ class CudaAttention:
         return self.attend(layer, q)
 
     def rotate_and_attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
-        """The same for q and k before rotary position embedding: rotated, q in place, by the launch that stores.
+        """The same for q and k before rotary position embedding: rotated by the launch that stores, q in place or not.
 
         angles: as `rope_store` takes them.
         """
+        if self.fold:
+            return self._fold(layer, q, k, v, angles)
         batch, k_pages, v_pages = self._batch, self._kv.k_pages[layer], self._kv.v_pages[layer]
         rope_store_triton(q, k, v, *angles, k_pages, v_pages, batch.writes, batch.offsets, self.early)
         return self.attend(layer, q)
 
+    def _fold(self, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+        """`rotate_and_attend` by one launch, which leaves q as it is."""
+        require_dense(q, k, v)
+        out = _room(q)
+        new = (k, v, k.stride(0), v.stride(0), angles.cos, angles.sin, self._batch.writes)
+        self._attend_short(layer, q, out, new, power_of_two(max(LEAST_ROWS, self._queries)))
+        return out
+
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """The same for a batch whose keys and values already stand in the pages, as `rope_store` leaves them."""
-        if q.stride()[1:] != (q.shape[2], 1):
-            raise OverdriveError(f"heads must stand next to each other, [T, heads, D]; q has strides {q.stride()}")
-        out = torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
-        self._attend_short(layer, q, out)
+        require_dense(q)
+        out = _room(q)
+        self._attend_short(layer, q, out, (q, q, 0, 0, q, q, self._batch.writes), 0)
         if self._long_rows:
             self._attend_long(layer, q, out)
         return out
 
-    def _attend_short(self, layer: int, q: Tensor, out: Tensor) -> None:
+    def _attend_short(self, layer: int, q: Tensor, out: Tensor, new: tuple[object, ...], most_new: int) -> None:
+        """new: what a launch that stores the rows' own tokens takes beside; most_new: of a row, 0 where they stand."""
         from overdrive.device.cuda.attention_kernels import decode_kernel
 
         decode_kernel[(self._rows, self._heads.kv_heads, self.splits)](
-            *self._inputs(layer, q, out, self.splits), self.least, **self._constants(layer, self.decode, self.splits)
-        )
+            *self._inputs(layer, q, out, self.splits), self.least, *new, NEW=most_new,
+            **self._constants(layer, self.decode, self.splits),
+        )  # fmt: skip
 
     def _attend_long(self, layer: int, q: Tensor, out: Tensor) -> None:
         from overdrive.device.cuda.attention_kernels import prefill_kernel
@@ -259,6 +274,11 @@ class CudaAttention:
             "num_stages": tiling.stages,
             "launch_pdl": self.early,
         }
+
+
+def _room(q: Tensor) -> Tensor:
+    """What attention of q [T, Hq, D] is written into."""
+    return torch.empty((q.shape[0], q.shape[1] * q.shape[2]), dtype=q.dtype, device=q.device)
 
 
 def paged_attention(

@@ -17,13 +17,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from overdrive.device.cuda.attention_tile_kernels import attend_new, load_rotated, weigh
+
 LOWEST = tl.constexpr(-1e30)  # below every score, and finite: LOWEST - LOWEST is 0, not NaN
 COMBINED = tl.constexpr(8192)  # numbers that a program holds at once to combine: 64 registers of each of 128 threads
 PARTS = tl.constexpr(8)  # of a query, among those
 
 # What varies without need of a binary of its own: plain numbers, and where slices of index tensors begin.
 _NUMBERS = ["table_stride", "window", "queries", "splits", "least", "rows"]
-_INDICES = ["table", "offsets", "positions", "starts", "gaps"]
+_INDICES = ["table", "offsets", "positions", "starts", "gaps", "writes"]
 
 
 @triton.jit
@@ -147,12 +149,10 @@ def _attend_tile(
         if WINDOWED:
             visible = visible & (keys[None, :] > at[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_top[:, None])
-    shrink = tl.exp2(top - new_top)
+    weights, shrink, total, top = weigh(scores, total, top)
     v = _load_tile(v_pages, places, seen, MASKED, D, WIDTH)
     sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
-    return sums, total * shrink + tl.sum(weights, 1), new_top
+    return sums, total, top
 
 
 @triton.jit
@@ -239,6 +239,7 @@ def _combine(
 def decode_kernel(
     out, q, q_stride, k_pages, v_pages, table, table_stride, offsets, positions, starts, gaps,
     part_sums, part_totals, part_tops, arrivals, window, queries, splits, scale, least,
+    k, v, k_stride, v_stride, cos, sin, writes, NEW: tl.constexpr,
     EARLY: tl.constexpr, SPLIT: tl.constexpr, WINDOWED: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -246,6 +247,9 @@ def decode_kernel(
 
     Program (row, head, s) attends to the s-th share of the row's tiles, `least` at least. Query i of a row's tile is
     token i // GROUP of the row and head `head * GROUP + i % GROUP`. arrivals [R, KV_HEADS] count finished shares.
+
+    NEW: 0 where keys and values of the row's own tokens stand in the pages. Otherwise at least `queries`: q and k are
+    yet to be rotated, k and v to be stored, and the row's own tokens are one more tile, behind those of the pages.
     """
     _await_previous(EARLY)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -257,14 +261,19 @@ def decode_kernel(
     token, heads = index // GROUP, head * GROUP + index % GROUP
     valid = token < count
     at = length - count + token
-    low = start
+    low, stored, more = start, length, 0
     if WINDOWED:
         low = tl.maximum(start, length - count + 1 - window)
-    first, skip, jump, tiles = _tiles(low, length, gap, gap_end, KEYS)
-    share, used = _share(tiles, splits, least)
+    if NEW > 0:
+        stored, more = length - count, 1
+    first, skip, jump, tiles = _tiles(low, stored, gap, gap_end, KEYS)
+    share, used = _share(tiles + more, splits, least)
     if split >= used:
         return
-    tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
+    if NEW > 0:
+        tile_queries = load_rotated(q, (begin + token).to(tl.int64) * q_stride + heads * D, at, valid, cos, sin, D)
+    else:
+        tile_queries = _load_queries(q, q_stride, begin + token, heads, valid, D, WIDTH)
     row_table = table + row.to(tl.int64) * table_stride
     k_head, v_head = k_pages + head * (PAGE * D), v_pages + head * (PAGE * D)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -272,15 +281,21 @@ def decode_kernel(
     top = tl.full((ROWS,), LOWEST, tl.float32)
     begin_share, end_share = split * share, tl.minimum(split * share + share, tiles)
     tile = _nth(begin_share, first, skip, jump)
-    page = _load_pages(row_table, tile, start, length, gap, gap_end, PAGE, KEYS)
+    page = _load_pages(row_table, tile, start, stored, gap, gap_end, PAGE, KEYS)
     for i in tl.range(begin_share, end_share):
         next_tile = _nth(i + 1, first, skip, jump)
-        next_page = _load_pages(row_table, next_tile, start, length, gap, gap_end, PAGE, KEYS)
+        next_page = _load_pages(row_table, next_tile, start, stored, gap, gap_end, PAGE, KEYS)
         sums, total, top = _attend_tile(
-            sums, total, top, tile_queries, at, k_head, v_head, page, tile, start, length, gap, gap_end,
+            sums, total, top, tile_queries, at, k_head, v_head, page, tile, start, stored, gap, gap_end,
             window, scale, True, WINDOWED, KV_HEADS, PAGE, KEYS, D, WIDTH,
         )  # fmt: skip
         tile, page = next_tile, next_page
+    if NEW > 0:  # noqa: SIM102  without it nothing of what follows is compiled
+        if split == used - 1:
+            sums, total, top = attend_new(
+                sums, total, top, tile_queries, at, k, v, k_stride, v_stride, cos, sin, writes, k_head, v_head, begin,
+                count, length - count, head, window, scale, WINDOWED, KV_HEADS, PAGE, D, NEW,
+            )  # fmt: skip
     _finish(
         out, part_sums, part_totals, part_tops, arrivals, sums, total, top, begin, count * GROUP, row * queries,
         row * KV_HEADS + head, head, split, splits, used, SPLIT, GROUP, KV_HEADS * GROUP, D, WIDTH, ROWS,

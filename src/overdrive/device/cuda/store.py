@@ -82,7 +82,7 @@ def store_triton(
     from overdrive.device.cuda.store_kernels import store_kernel
 
     tokens, kv_heads, head_dim = k.shape
-    _require_dense(k, v)
+    require_dense(k, v)
     store_kernel[(tokens,)](
         k, v, k.stride(0), v.stride(0), k_pages, v_pages, writes, offsets, len(offsets) - 1,
         EARLY=early, KV_HEADS=kv_heads, HEADS=power_of_two(kv_heads), PAGE=k_pages.shape[2], D=head_dim,
@@ -108,7 +108,7 @@ def rope_store_triton(
 
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    _require_dense(q, k, v)
+    require_dense(q, k, v)
     group = heads // kv_heads
     rope_store_kernel[(tokens, kv_heads)](
         q, k, v, q.stride(0), k.stride(0), v.stride(0), positions, cos, sin, k_pages, v_pages,
@@ -123,7 +123,8 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _require_dense(*tensors: Tensor) -> None:
+def require_dense(*tensors: Tensor) -> None:
+    """Raises OverdriveError for a tensor [T, heads, D] of whose tokens heads do not stand next to each other."""
     for x in tensors:
         if x.stride()[1:] != (x.shape[2], 1):
             raise OverdriveError(f"heads must stand next to each other, [T, heads, D]; these have strides {x.stride()}")
