@@ -69,7 +69,7 @@ def choose_tiling(kind: Kind, outputs: int, inputs: int, height: int) -> Tiling:
 def tiling_by_rule(kind: Kind, outputs: int, inputs: int) -> Tiling:
     """Narrow tiles, so that all of the chip reads; where these are still few, inputs are shared among programs."""
     if kind == "gate":
-        return Tiling(32, 128)
+        return Tiling(32, 128, stages=3)  # all programs at once for the MLP of 14,336 that this was thought out for
     tiles, blocks = -(-outputs // 32), -(-inputs // 256)
     if kind == "project":
         return Tiling(32, 256) if tiles >= PROCESSORS else Tiling(16, 256, warps=2)
