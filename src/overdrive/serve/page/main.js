@@ -76,12 +76,12 @@ function locked() {
 
 function state(word, trouble = "") {
   said = word;
-  const by_chance = facts?.simulated_acceptance
+  const byChance = facts?.simulated_acceptance
     ? "Drafts are accepted by chance (--simulate-acceptance): texts mean nothing." : "";
   write(byId("status"), word);
   byId("status").className = `pill ${STATES[word] ?? ""}`;
-  write(byId("notice"), trouble || by_chance);
-  byId("notice").hidden = !(trouble || by_chance);
+  write(byId("notice"), trouble || byChance);
+  byId("notice").hidden = !(trouble || byChance);
   document.body.classList.toggle("stale", word !== "live" && word !== "draining");
 }
 
