@@ -38,6 +38,7 @@ class Request:
     drafted: output tokens that came from accepted drafts. offered: drafts verified for it.
     scored: prompt positions whose log-probabilities were given out.
     constraint: what the output must be, moved on by what is committed. held: it is not known yet; not to be admitted.
+    allowance: prompt tokens of newer requests that may still be served before it.
     deadline: when it must have ended, by the engine's clock. patience: the seconds that its client gave it.
     """
 
@@ -47,6 +48,7 @@ class Request:
     arrival: int
     stops: StopWatch = field(default_factory=NoStops)
     tokens: list[int] = field(init=False)
+    allowance: int = field(init=False)
     finish: Finish | None = None
     cached_tokens: int = -1
     drafted: int = 0
@@ -59,6 +61,12 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.allowance = len(self.prompt)
+
+    @property
+    def started(self) -> bool:
+        """Whether it runs, or did."""
+        return self.cached_tokens >= 0
 
     @property
     def output(self) -> Sequence[int]:

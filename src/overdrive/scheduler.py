@@ -6,16 +6,19 @@ bound only pages; addresses are the device's business. Must never know torch, dr
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from overdrive.errors import BadRequest
+from overdrive.fairness import charge, enqueue, may_overtake, requeue, shares
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.controller import LoadView
 from overdrive.request import Request, Running
 from overdrive.types import MAX_DRAFTS, Admission, PageEntry, Plan, Row, Step
+
+MOST_STUCK = 8
+"""Requests for which pages lack, after which no other is looked at: each look compares prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class Scheduler:
         self.running: dict[str, Running] = {}
         self.preemptions = 0
         self._slots = list(range(limits.max_rows - 1, -1, -1))
-        self._most_running = limits.max_rows  # fewer for a while after the device ran out of memory
+        self._most_running = limits.max_rows  # fewer for a while after the device failed
         self._admissions: list[Admission] = []
         self._steps = 0
         self._flying: dict[int, tuple[Running, ...]] = {}
@@ -58,7 +61,7 @@ class Scheduler:
             raise BadRequest(
                 f"the queue is full ({self.limits.max_queue} requests wait)", code="queue_full", status=429
             )
-        self.waiting.append(request)
+        enqueue(self.waiting, request)
 
     def check(self, prompt_len: int, max_tokens: int) -> None:
         """Raise BadRequest where a request of this size could not be finished even alone."""
@@ -149,20 +152,26 @@ class Scheduler:
         """Admit from the queue's head while slots and pages last.
 
         A request that shares a longer beginning with a row still computing it than with the cache waits for those
-        pages (or it would compute them again); others may pass it. A head that lacks pages holds the queue, so that
-        nothing overtakes it for ever. Those that are held are not in the queue yet.
+        pages (or it would compute them again); others may pass it. One that lacks pages is passed by those that
+        `fairness` allows to, so that it is not overtaken for ever. Those that are held are not in the queue yet.
         """
         if not self.waiting:
             return
         free = [request for request in self.waiting if not request.held]
+        stuck: list[Request] = []
         for request in free[: 2 * self.limits.max_rows]:
-            if not self._slots or len(self.running) >= self._most_running:
+            if not self._slots or len(self.running) >= self._most_running or len(stuck) > MOST_STUCK:
                 return
+            if not may_overtake(stuck, request):
+                stuck.append(request)
+                continue
             pages = self._match(request)
             if self._sibling_len(request) > len(pages):
                 continue
             if not self._fits(request, pages):
-                return
+                stuck.append(request)
+                continue
+            charge(stuck, request)
             self.waiting.remove(request)
             self._admit(request, pages)
 
@@ -190,7 +199,7 @@ class Scheduler:
         if self.cache is not None:
             self.cache.hold(pages, len(request.tokens))
         hit = len(pages) * self.limits.page_size
-        if request.cached_tokens < 0:
+        if not request.started:
             request.cached_tokens = hit
         slot = self._slots.pop()
         running = Running(request, slot, pages, len(request.tokens), fed=hit, stored=hit, donated=len(pages))
@@ -238,15 +247,19 @@ class Scheduler:
         drafts = min(drafts, self._room_for_drafts(len(decode), sum(r.target - r.fed for r in prefill)))
         plain = self._kept_plain(decode, drafts, most_rows)
         chosen = []
-        for running in decode + prefill:
-            known = self._known(running, left_tokens, left_pages)
-            k = 0 if running.prefilling or running.slot in plain else self._most_drafts(running, drafts, left_pages)
-            need = self._missing_pages(running, known, k)
-            if known < 1 or known + k > left_tokens or need > left_pages:
-                continue
-            left_tokens -= known + k
-            left_pages -= need
-            chosen.append((running, known, k))
+        for running in decode:
+            k = 0 if running.slot in plain else self._most_drafts(running, drafts, left_pages)
+            need = self._missing_pages(running, 1, k)
+            if 1 + k <= left_tokens and need <= left_pages:
+                left_tokens -= 1 + k
+                left_pages -= need
+                chosen.append((running, 1, k))
+        parts = shares([r.target - r.fed for r in prefill], left_tokens, self.limits.chunk)
+        for running, part in zip(prefill, parts, strict=True):
+            known = min(part, (len(running.pages) + left_pages) * self.limits.page_size - running.fed)
+            if known > 0:
+                left_pages -= self._missing_pages(running, known, 0)
+                chosen.append((running, known, 0))
         return chosen
 
     def _kept_plain(self, decode: list[Running], drafts: int, most_rows: int) -> set[int]:
@@ -261,13 +274,6 @@ class Scheduler:
         """Most drafts for every decode row that leave a chunk of the prompts their place in the step."""
         room = self.limits.max_step_tokens - min(prefill, self.limits.chunk)
         return max(0, room // decode_rows - 1) if decode_rows else 0
-
-    def _known(self, running: Running, left_tokens: int, left_pages: int) -> int:
-        """Known tokens the row may feed: one, or as much of its prompt as chunk, budget and pages allow."""
-        if not running.prefilling:
-            return 1
-        room = (len(running.pages) + left_pages) * self.limits.page_size - running.fed
-        return min(running.target - running.fed, self.limits.chunk, left_tokens, room)
 
     def _most_drafts(self, running: Running, drafts: int, left_pages: int) -> int:
         """A row's own cap, and the room in its pages."""
@@ -312,11 +318,11 @@ class Scheduler:
             self.evict(victims[-1])
 
     def evict(self, running: Running) -> None:
-        """Send a leaving row with nothing in flight back to the queue, at its place by arrival."""
+        """Send a leaving row with nothing in flight back to the head of the queue."""
         assert running.launched == 0
         self.preemptions += 1
         self._leave(running)
-        insort(self.waiting, running.request, key=lambda r: r.arrival)
+        requeue(self.waiting, running.request)
 
     def _launch(self, plan: Plan, chosen: list[tuple[Running, int, int]]) -> Step:
         rows = tuple(self._row(*c) for c in chosen)
@@ -350,7 +356,7 @@ class Scheduler:
         self._flying.clear()
 
     def preempt_all(self) -> None:
-        """The device ran out of memory, and no launched step will arrive: everyone goes back to the queue.
+        """The device failed or ran out of memory, and no launched step will arrive: everyone goes back to the queue.
 
         Half as many run at first, and one more each time a request ends.
         """
