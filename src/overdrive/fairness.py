@@ -4,8 +4,8 @@ Two rules, each for one place where prompts compete. Both serve first come, firs
 of like requests begins to answer one after the other instead of all at the end.
 
 In the queue, a newer request goes before older ones with prompts twice as long, and each of those allows it only as
-long as its allowance lasts: as many tokens, together, as its own prompt has (a deficit counter, as in deficit round robin,
-Shreedhar and Varghese 1996). So a short prompt passes a row of long ones at once, and a long one waits for older
+long as its allowance lasts: as many tokens, together, as its own prompt has (a deficit counter, as in deficit round
+robin, Shreedhar and Varghese 1996). So a short prompt passes a row of long ones at once, and a long one waits for older
 requests and for no more than its own length of newer ones.
 
 In a step, half of the tokens that prompts may feed goes by arrival, the other half by what is left of a prompt, least
