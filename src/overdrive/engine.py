@@ -85,7 +85,7 @@ class Engine:
     @property
     def failure(self) -> str:
         """Why no step can be run any more, in one line; empty while all is well."""
-        return self._company.failure
+        return self._company.failure or self._loop.failure
 
     def submit(
         self, request_id: str, prompt: Iterable[int], params: SamplingParams, patience: float = inf, waited: float = 0.0
@@ -237,7 +237,7 @@ def _build(
     def close() -> None:
         compiling.close()
         walker.close()
-        if not company.failure:  # else it may wait for a rank that is gone
+        if not (company.failure or loop.failure):  # else it may wait for a rank that is gone, or fail once more
             runner.close()
             stream.close()
         ranks.close()

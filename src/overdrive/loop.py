@@ -68,6 +68,10 @@ class Runner(Protocol[F]):
         ...
 
 
+MOST_FAULTS_IN_A_ROW = 16
+"""Without a step between them that ended well: twice as many as 256 rows need until one of them is alone."""
+
+
 @dataclass(slots=True)
 class LoopTimes:
     """Seconds of host time since the start, and the steps they were spent on. `waited` is idle time, not work.
@@ -118,6 +122,8 @@ class _Pending(Generic[F]):
 class Loop(Generic[F]):
     """Advances every request by steps.
 
+    faults: times that launched steps were lost. failure: why no step can be run any more, in one line; empty while all
+    is well.
     lookahead: how many launched steps may be unsettled when a step's turn ends. 1 overlaps the host's work with the
     device's; 0 settles every step before the next is built. The text is the same.
     """
@@ -135,6 +141,8 @@ class Loop(Generic[F]):
         """walker: writes masks; by default one of this thread alone."""
         self.times = LoopTimes()
         self.faults = 0
+        self.failure = ""
+        self._faults_in_a_row = 0
         self._walker = walker or Walker()
         self._scheduler = scheduler
         self._controller = controller
@@ -171,7 +179,7 @@ class Loop(Generic[F]):
             else:
                 self._launch(step, started, built, deltas)
                 self._settle_down_to(self._lookahead, deltas)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             deltas += self._abandon(error)
         return deltas
 
@@ -212,6 +220,7 @@ class Loop(Generic[F]):
             outcome = pending.flight.wait()
             arrived = time.perf_counter()
             self._pending.popleft()
+            self._faults_in_a_row = 0
             deltas += self._committer.settle(step, outcome)
             self._controller.observe(step, outcome)
             settled = time.perf_counter()
@@ -221,23 +230,33 @@ class Loop(Generic[F]):
                 before = pending.scheduled, pending.built, pending.launched
                 watch(Turn(step, outcome, *before, started, arrived, settled))
 
-    def _abandon(self, error: RuntimeError) -> list[Delta]:
-        """A launch failed: what it held is lost, so end every running request with an error; waiting ones go on.
+    def _abandon(self, error: Exception) -> list[Delta]:
+        """A launch failed, and what was launched is lost: the rows run again, half as many at once.
 
-        Where memory was what it lacked, nobody is lost: all are preempted, and fewer of them run at once.
+        Texts do not change by that, so nobody notices but by the time it takes. One that fails alone is at fault itself
+        and ends with the error. Where memory was what lacked, the device's is sound; else nothing cached is trusted.
         """
         self.faults += 1
+        self._faults_in_a_row += 1
         rows = max((len(pending.flight.step.rows) for pending in self._pending), default=0)
         self._pending.clear()
-        if isinstance(error, OutOfDeviceMemory) and max(rows, len(self._scheduler.running)) > 1:
+        deltas = []
+        if max(rows, len(self._scheduler.running)) > 1:
             self._scheduler.preempt_all()
-            self._runner.recover()
-            return []
-        self._scheduler.forget_flights()
-        finish = Finish(FinishReason.ERROR, message=f"the device failed: {error}")
-        lost = [running.request for running in self._scheduler.running.values()]
-        deltas = [self._committer.abort(request, finish) for request in lost]
-        if self._scheduler.cache is not None:
+        else:
+            self._scheduler.forget_flights()
+            finish = Finish(FinishReason.ERROR, message=f"the device failed: {error}")
+            lost = [running.request for running in self._scheduler.running.values()]
+            deltas = [self._committer.abort(request, finish) for request in lost]
+        if self._scheduler.cache is not None and not isinstance(error, OutOfDeviceMemory | MemoryError):
             self._scheduler.cache.clear()
-        self._runner.recover()
+        self._recover(error)
         return deltas
+
+    def _recover(self, error: Exception) -> None:
+        if self._faults_in_a_row > MOST_FAULTS_IN_A_ROW:
+            self.failure = f"the device failed {self._faults_in_a_row} times in a row: {error}"
+        try:
+            self._runner.recover()
+        except RuntimeError as lost:
+            self.failure = f"the device is lost: {lost}"

@@ -79,9 +79,16 @@ class ToyFlight:
 class ToyRunner:
     """Implements overdrive.loop.Runner with lists for device memory."""
 
+    sources = ("even", "odd")
+
     def __init__(self, stream, rng: random.Random, slots: int, n_pages: int, page_size: int, fail_at: int = 0) -> None:
-        """fail_at: the step whose pass fails. fits: most rows of a pass, beyond which memory does not last."""
+        """fail_at: the step whose pass fails. fits: most rows of a pass, beyond which memory does not last.
+
+        poison: the request with which every pass fails. lost: from the first failure on, all fail.
+        """
         self.fits = slots
+        self.poison = ""
+        self.lost = False
         self.stream, self.rng, self.page_size = stream, rng, page_size
         self.kv = [[None] * page_size for _ in range(n_pages)]
         self.history: list[list[int]] = [[] for _ in range(slots)]
@@ -121,7 +128,7 @@ class ToyRunner:
         self.stream.launch(lambda: self._forward(flight))
 
     def _forward(self, flight: ToyFlight) -> None:
-        if flight.step.number == self.fail_at:
+        if flight.step.number == self.fail_at or any(row.request_id == self.poison for row in flight.step.rows):
             raise RuntimeError("the device is gone")
         if len(flight.step.rows) > self.fits:
             raise OutOfDeviceMemory("out of memory")
@@ -177,3 +184,5 @@ class ToyRunner:
 
     def recover(self) -> None:
         self.stream.clear_error()
+        if self.lost:
+            raise RuntimeError("an illegal memory access was encountered")
