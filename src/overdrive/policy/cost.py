@@ -152,6 +152,7 @@ class CostTable:
         by_k = np.asarray(draft_seconds, np.float64)
         none = np.zeros((1, len(draft_rows)))
         self.drafts = Surface([0, *draft_ks], draft_rows, np.concatenate([none, by_k]) if by_k.size else none)
+        self._drafting: dict[tuple[int, int], float] = {}  # by K and rows, until corrected: asked for in every step
         self.row_sizes = {int(k): tuple(sizes) for k, sizes in (row_sizes or {}).items()}
         self.padded_to = padded_to
         sizes = self.steps.first
@@ -175,7 +176,12 @@ class CostTable:
 
     def draft(self, k: int, rows: int) -> float:
         """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows."""
-        return self.drafts.at(k, self._padded_rows(k, rows)) if k else 0.0
+        if not k:
+            return 0.0
+        found = self._drafting.get((k, rows))
+        if found is None:
+            found = self._drafting[k, rows] = self.drafts.at(k, self._padded_rows(k, rows))
+        return found
 
     def catch_up(self, tokens: int) -> float:
         """Seconds to catch up on so many missed tokens, all rows together: a guess, as drafting grows with rows."""
@@ -199,6 +205,7 @@ class CostTable:
         expected = self.draft(k, rows)
         if seconds > 0 and expected > 0:
             self.drafts.correct(k, self._padded_rows(k, rows), seconds / expected)
+            self._drafting.clear()
 
     def correct_masks(self, masks: int, seconds: float) -> None:
         """Building so many masks took so long."""

@@ -210,8 +210,9 @@ class _Requests:
 
     def observe(self, slots: np.ndarray, reached: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:
         """Rounds, each array [rows]; expected: of the reached drafts, those that like requests would accept."""
-        seen = np.stack([accepted, reached - accepted, expected, reached - expected], axis=1)
-        self._seen[slots] = self._seen[slots] * 0.5 ** (1 / REQUEST_HALF_LIFE) + seen
+        seen = self._seen[slots] * 0.5 ** (1 / REQUEST_HALF_LIFE)
+        seen += np.array([accepted, reached - accepted, expected, reached - expected]).T
+        self._seen[slots] = seen
 
     def factors(self, slots: np.ndarray, key: int) -> np.ndarray:
         """Factors on the odds of those slots that draw as `key` says; [1.0] where there are none."""

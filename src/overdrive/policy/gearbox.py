@@ -48,7 +48,7 @@ MOST_PACE = 4.0
 """Where nearly all steps hold prompts, decoding beside them is almost free and drafts almost never pay by throughput
 alone; a row that decodes there still shall not wait for ever."""
 
-LEARNT_ROWS = 64
+LEARNT_ROWS = 48
 """Most rows of a step to learn acceptance from; the others' turn comes in the next steps."""
 
 STEPS_A_REFRESH = 4
@@ -154,11 +154,13 @@ class Gearbox(Controller):
         found, best = [], 0.0
         for k, (asked, accepted) in zip(self._ks, self._yields(view), strict=True):
             drafting = costs.draft(k, rows)
-            masks = view.masked_rows * (1 + k)
             step = whole = costs.step(costs.fed(rows, k, asked, 0), context)
             if prefill:
                 whole = costs.step(costs.fed(rows, k, asked, prefill), context)
-            alone, seconds = (drafting + one + costs.waiting(masks, one) for one in (step, whole))
+            alone, seconds = drafting + step, drafting + whole
+            if view.masked_rows:
+                masks = view.masked_rows * (1 + k)
+                alone, seconds = alone + costs.waiting(masks, step), seconds + costs.waiting(masks, whole)
             best = max(best, (rows + accepted) / alone)
             found.append((k, rows if k else 0, asked, rows + accepted, seconds))
         pace = self._pace.ratio * best
