@@ -13,6 +13,8 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 Precision = Literal["auto", "float32", "float64", "bfloat16", "float16", "fp8", "int8", "int4"]
 Drafter = Literal["auto", "none", "ngram", "eagle3", "small", "ngram+eagle3", "ngram+small"]
 Switch = Literal["auto", "on", "off"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "mistral_args", "deepseek", "deepseek_v31", "kimi"]
 
 
@@ -144,8 +146,10 @@ class ServerOptions:
     """Port to listen on."""
     served_model_name: str = ""
     """Name clients use; the MODEL argument by default."""
-    api_key: str = ""
-    """Key that clients must send as a bearer token; empty asks for none."""
+    api_key: tuple[str, ...] = ()
+    """Keys of which clients must send one as a bearer token; none given, none is asked for."""
+    api_key_file: str = ""
+    """File of further keys, one a line; # begins a comment. Other users can read a command line, not this file."""
     cors_origin: tuple[str, ...] = ()
     """Origins that browsers may call from."""
     lenient: bool = False
@@ -153,8 +157,12 @@ class ServerOptions:
     max_body_bytes: int = 8 << 20
     """Largest request body."""
     request_seconds: float = 3600.0
-    """Longest time from a request's arrival to the end of its answer."""
+    """Longest time from a request's arrival to the end of its answer; a request may ask for less."""
     drain_seconds: float = 30.0
     """How long running answers may take to end after SIGTERM."""
+    log_format: LogFormat = "text"
+    """Lines for people or JSON objects, on stderr; never with the content of requests."""
+    log_level: LogLevel = "info"
+    """info: a line for every request. warning: only what needs somebody's attention."""
     max_restarts: int = 5
     """How often in a row an engine process that dies is started again before the server ends."""

@@ -241,7 +241,7 @@ def test_an_open_page_keeps_no_server_from_going_down(live):
 
 
 def test_the_page_is_open_and_what_it_is_told_needs_the_key(make_server):
-    url = make_server(engine=PulsingEngine(), api_key="sesame").url
+    url = make_server(engine=PulsingEngine(), api_key=("sesame",)).url
     assert httpx.get(url).status_code == 200
     assert httpx.get(f"{url}/live").status_code == 401
     assert httpx.get(f"{url}/live?key=sesame").status_code == 401

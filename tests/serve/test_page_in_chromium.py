@@ -130,7 +130,7 @@ def test_accepting_by_chance_is_said_plainly(make_server, visit):
 
 
 def test_the_key_is_asked_for_and_stands_in_no_address(make_server, visit):
-    server = make_server(engine=PulsingEngine(), api_key="sesame")
+    server = make_server(engine=PulsingEngine(), api_key=("sesame",))
     page = visit(server, fails=["401"])
     for key in ("wrong", "sesame"):
         page.fill("#key", key)

@@ -211,7 +211,7 @@ def test_a_large_body_is_413_declared_or_chunked(make_server):
 
 
 def test_the_key_is_asked_for(make_server):
-    url = make_server(api_key="sesame").url
+    url = make_server(api_key=("sesame",)).url
     for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic sesame"}):
         response = httpx.get(f"{url}/v1/models", headers=headers)
         assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -220,7 +220,7 @@ def test_the_key_is_asked_for(make_server):
 
 
 def test_browsers_of_named_origins_may_call(make_server):
-    url = make_server(cors_origin=("http://a.example",), api_key="k").url + "/v1/chat/completions"
+    url = make_server(cors_origin=("http://a.example",), api_key=("k",)).url + "/v1/chat/completions"
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     allowed = httpx.options(url, headers={"Origin": "http://a.example", **asks})
     assert allowed.headers["access-control-allow-origin"] == "http://a.example"

@@ -104,7 +104,10 @@ def test_it_serves_and_sigterm_ends_both_processes(run):
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=ASK).json()
     assert answer["choices"][0]["message"]["content"] == TEXT
     server.process.send_signal(signal.SIGTERM)
-    assert server.end() == (0, "weights\n")
+    code, errors = server.end()
+    first, *lines = errors.splitlines()
+    assert (code, first) == (0, "weights")
+    assert [" info request id=" in line for line in lines] == [True]
     assert _gone(server.engine)
 
 

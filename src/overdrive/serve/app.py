@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,11 +22,13 @@ from overdrive.errors import BadRequest
 from overdrive.parameters import check_ids
 from overdrive.serve.chat import chat_completion
 from overdrive.serve.completions import text_completion
-from overdrive.serve.faults import ServerFault, error_response
-from overdrive.serve.guards import Authorise, CountRequests, EndQuietly
+from overdrive.serve.faults import error_response
+from overdrive.serve.guards import Authorise, EndQuietly, Observe, OwnPages
+from overdrive.serve.logs import log_failure, log_request
 from overdrive.serve.openapi import body, document
 from overdrive.serve.page.routes import add_page
 from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from overdrive.serve.record import record_of
 from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
 from overdrive.serve.service import Closed, Gate, Service, off_loop
 from overdrive.serve.stream import ClientGone, json_response
@@ -36,7 +37,6 @@ from overdrive.tooled import Tooled, tool_use
 from overdrive.tools.style import ChatStyle
 from overdrive.tools.turn import Asked
 
-log = logging.getLogger("overdrive.serve")
 M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
 
@@ -44,18 +44,22 @@ BODY_SECONDS = 60
 def create_app(gate: Gate) -> FastAPI:
     """The application in front of `gate`."""
     app = FastAPI(title="Overdrive", version=__version__, docs_url=None, redoc_url=None)
-    _add_errors(app)
+    _add_errors(app, gate)
     _add_generation(app, gate)
     _add_text(app, gate)
     _add_state(app, gate)
     add_page(app, gate)
+    origins = list(gate.options.cors_origin)
+    app.add_middleware(OwnPages, origins=origins)
     if gate.options.api_key:
-        app.add_middleware(Authorise, key=gate.options.api_key)
-    app.add_middleware(CountRequests, counter=gate.metrics.requests)
-    if gate.options.cors_origin:
-        origins = list(gate.options.cors_origin)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(Authorise, keys=gate.options.api_key)
+    if origins:
+        exposed = ["X-Request-Id", "Retry-After"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        )
     app.add_middleware(EndQuietly)
+    app.add_middleware(Observe, gate=gate, ended=log_request, broken=log_failure)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     return app
 
@@ -67,11 +71,12 @@ async def read_body(request: Request, model: type[M], gate: Gate) -> M:
     """
     limit = gate.options.max_body_bytes
     declared = request.headers.get("content-length", "0")
-    data = bytearray()
+    data, hold = bytearray(), record_of(request).hold
     if not declared.isdigit() or int(declared) <= limit:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
+                    hold.add(len(chunk))
                     data += chunk
                     if len(data) > limit:
                         break
@@ -93,13 +98,15 @@ def _add_generation(app: FastAPI, gate: Gate) -> None:
     async def chat_completions(request: Request) -> Response:
         """The assistant's next turn, whole or as server-sent events."""
         service = gate.service()
-        return await chat_completion(request, await read_body(request, ChatRequest, gate), service, gate.metrics)
+        service.check_room()
+        return await chat_completion(request, await read_body(request, ChatRequest, gate), service)
 
     @app.post("/v1/completions", **body(CompletionRequest, "Completion", streams=True))
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts, whole or as server-sent events."""
         service = gate.service()
-        return await text_completion(request, await read_body(request, CompletionRequest, gate), service, gate.metrics)
+        service.check_room()
+        return await text_completion(request, await read_body(request, CompletionRequest, gate), service)
 
 
 def _add_text(app: FastAPI, gate: Gate) -> None:
@@ -161,6 +168,17 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         code = 200 if status == "ready" else 503
         return Response(json.dumps(value), status_code=code, media_type="application/json")
 
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", **body(None, None))
+    async def ready() -> Response:
+        """200 when a request sent now would be taken; 503 also while the queue is full."""
+        try:
+            gate.service().check_room()
+        except BadRequest as fault:
+            value = {"status": "busy" if fault.status == 429 else _status(gate)}
+            return Response(json.dumps(value), status_code=503, media_type="application/json")
+        return Response(json.dumps({"status": "ready"}), media_type="application/json")
+
     @app.get("/metrics", **body(None, None, media="text/plain"))
     async def metrics() -> Response:
         """Prometheus metrics."""
@@ -201,10 +219,11 @@ def _status(gate: Gate) -> str:
     return "failed" if gate.state.client.failure else "ready"
 
 
-def _add_errors(app: FastAPI) -> None:
-    async def refused(_: Request, error: Exception) -> Response:
+def _add_errors(app: FastAPI, gate: Gate) -> None:
+    async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, BadRequest)
-        return error_response(error)
+        record_of(request).fault = error.code
+        return error_response(error, gate.retry_after(error.status))
 
     async def no_route(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -212,10 +231,5 @@ def _add_errors(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    async def broken(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(ServerFault("internal error; the server's log has more"))
-
     app.add_exception_handler(BadRequest, refused)
     app.add_exception_handler(HTTPException, no_route)
-    app.add_exception_handler(Exception, broken)

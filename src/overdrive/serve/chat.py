@@ -13,9 +13,9 @@ from msgspec import UNSET
 
 from overdrive.parameters import Wanted, sampling_params, siblings, stop_strings
 from overdrive.serve.answer import Answer, Delta, TextRules, prompt_logprobs, token_text
-from overdrive.serve.metrics import Metrics, RequestTimer
 from overdrive.serve.params import check_chat, most_drafts
 from overdrive.serve.protocol import ChatRequest, SamplingRequest
+from overdrive.serve.record import RequestRecord, record_of
 from overdrive.serve.replies import (
     CalledFunction,
     CalledFunctionDelta,
@@ -45,14 +45,14 @@ from overdrive.tools.turn import Asked, Turn, TurnReader
 from overdrive.wire import Logprobs
 
 
-async def chat_completion(http: Request, request: ChatRequest, service: Service, metrics: Metrics) -> Response:
+async def chat_completion(http: Request, request: ChatRequest, service: Service) -> Response:
     """Answers one chat request, streamed or whole. Raises BadRequest before anything is sent."""
-    timer = RequestTimer(metrics)
+    record = record_of(http)
     check_chat(request)
     service.check_model(request.model)
     asked, turn = await off_loop(lambda: _read_turn(request, service))
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
-    exchange = _submit(request, service, asked, turn, request_id, timer)
+    exchange = _submit(request, service, asked, turn, request_id, record)
     form = ChatForm(
         request_id, int(time.time()), service.name, request, service.tokenizer, _readers(asked, turn, service)
     )
@@ -92,7 +92,7 @@ def text_rules(request: SamplingRequest, grammar_field: str, silent: bool = Fals
 
 
 def _submit(
-    request: ChatRequest, service: Service, asked: Asked, turn: Turn, request_id: str, timer: RequestTimer
+    request: ChatRequest, service: Service, asked: Asked, turn: Turn, request_id: str, record: RequestRecord
 ) -> Exchange:
     n, prompt = request.n or 1, turn.prompt
     old_name = request.max_tokens is not None
@@ -116,8 +116,9 @@ def _submit(
         else None,
     )
     answers = {name: Answer(index, prompt, service.tokenizer, rules) for index, name in enumerate(names)}
-    reply = service.submit(names, [prompt] * n, params)
-    return Exchange(reply, answers, n, timer, service.request_seconds, service.info.sources)
+    limit = service.limit(request.timeout_seconds)
+    reply = service.submit(names, [prompt] * n, params, limit.seconds - record.age)
+    return Exchange(reply, answers, n, record, limit, service.info.sources)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from msgspec import UNSET
 from overdrive.parameters import Wanted, check_ids, sampling_params, siblings
 from overdrive.serve.answer import Answer, Delta, prompt_logprobs, token_text
 from overdrive.serve.chat import all_ids, all_pieces, text_rules
-from overdrive.serve.metrics import Metrics, RequestTimer
 from overdrive.serve.params import check_completion, most_drafts
 from overdrive.serve.protocol import CompletionRequest
+from overdrive.serve.record import RequestRecord, record_of
 from overdrive.serve.replies import Completion, TextChoice, TextLogprobs, Usage
 from overdrive.serve.service import Service, off_loop
 from overdrive.serve.stream import Exchange, json_response, stream_response, whole_answers
@@ -33,14 +33,14 @@ class Prompt:
     text: str
 
 
-async def text_completion(http: Request, request: CompletionRequest, service: Service, metrics: Metrics) -> Response:
+async def text_completion(http: Request, request: CompletionRequest, service: Service) -> Response:
     """Answers one completions request, streamed or whole. Raises BadRequest before anything is sent."""
-    timer = RequestTimer(metrics)
+    record = record_of(http)
     check_completion(request)
     service.check_model(request.model)
     structure, prompts = await off_loop(lambda: (structure_of(request), read_prompts(request, service)))
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    exchange = _submit(request, service, prompts, structure, request_id, timer)
+    exchange = _submit(request, service, prompts, structure, request_id, record)
     form = CompletionForm(request_id, int(time.time()), service.name, request, service.tokenizer, prompts)
     if request.stream:
         options = request.stream_options
@@ -74,7 +74,7 @@ def _submit(
     prompts: list[Prompt],
     structure: Structure | None,
     request_id: str,
-    timer: RequestTimer,
+    record: RequestRecord,
 ) -> Exchange:
     n = request.n or 1
     logprobs = -1 if request.logprobs is None else request.logprobs
@@ -94,8 +94,9 @@ def _submit(
     rules = text_rules(request, structure.field if structure else "", silent=request.max_tokens == 0)
     ids = [prompt.ids for prompt in prompts for _ in range(n)]
     answers = {name: Answer(i, ids[i], service.tokenizer, rules) for i, name in enumerate(names)}
-    reply = service.submit(names, ids, params)
-    return Exchange(reply, answers, n, timer, service.request_seconds, service.info.sources)
+    limit = service.limit(request.timeout_seconds)
+    reply = service.submit(names, ids, params, limit.seconds - record.age)
+    return Exchange(reply, answers, n, record, limit, service.info.sources)
 
 
 def _with_scores(params: SamplingParams, request: CompletionRequest) -> SamplingParams:

@@ -9,7 +9,7 @@ from fastapi import Response
 
 from overdrive.errors import BadRequest
 
-RETRY_SECONDS = {429: "1", 503: "5"}
+RETRY_SECONDS = {429: 1, 503: 5}  # where nobody knows better
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 
 CODES = {
@@ -36,10 +36,10 @@ def error_value(fault: BadRequest) -> dict[str, Any]:
     return {"error": {"message": str(fault), "type": kind, "param": fault.param or None, "code": fault.code}}
 
 
-def error_response(fault: BadRequest) -> Response:
+def error_response(fault: BadRequest, retry_after: int = 0) -> Response:
     """The error as an HTTP response; 429 and 503 say when to come back."""
-    retry = RETRY_SECONDS.get(fault.status)
-    headers = {"Retry-After": retry} if retry else {}
+    retry = retry_after or RETRY_SECONDS.get(fault.status)
+    headers = {"Retry-After": str(retry)} if retry else {}
     if fault.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = msgspec.json.encode(error_value(fault))

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable, Iterable
+from hashlib import sha256
 
-from prometheus_client import Counter
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from overdrive.errors import BadRequest
+from overdrive.serve.entrance import Hold
 from overdrive.serve.faults import ServerFault, error_response
+from overdrive.serve.record import RequestRecord, request_id
+from overdrive.serve.service import Gate
 
-OPEN_PATHS = frozenset({"/", "/health"})  # a browser and a load balancer have no key; neither shows any text
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})  # a browser and a load balancer have no key; none shows any text
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+Ended = Callable[[Scope, int, RequestRecord], None]
+"""Told of every request that has ended: its scope, the status it was answered with (0: none) and its record."""
 
 
 class Authorise:
-    """Asks for `Authorization: Bearer KEY`; compares in constant time, so that answers do not betray the key."""
+    """Asks for `Authorization: Bearer KEY`; compares with every key in constant time, so that none is betrayed."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        self._key = key.encode()
+        self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope):
@@ -29,30 +44,93 @@ class Authorise:
         await error_response(fault)(scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, token = given.partition(b" ")
-        return kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._key)
+        kind, _, token = _header(scope, b"authorization").partition(b" ")
+        given = _digest(token.strip())
+        known = [hmac.compare_digest(given, key) for key in self._keys]
+        return kind.lower() == b"bearer" and any(known)
 
 
-class CountRequests:
-    """Counts responses by endpoint and status; paths without a route count as one, so clients cannot grow the table."""
+def _digest(key: bytes) -> bytes:
+    return sha256(key).digest()  # of one length, whatever was sent
 
-    def __init__(self, app: ASGIApp, counter: Counter) -> None:
+
+class OwnPages:
+    """Refuses what pages of other sites ask for: browsers send such requests, even where they hide the answer.
+
+    Browsers say where a request comes from, other clients say nothing. Origins that were named may ask.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
         self._app = app
-        self._counter = counter
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in SAFE_METHODS or not self._foreign(scope):
+            await self._app(scope, receive, send)
+            return
+        fault = BadRequest("pages of this origin may not call here; see --cors-origin", "", "foreign_origin", 403)
+        await error_response(fault)(scope, receive, send)
+
+    def _foreign(self, scope: Scope) -> bool:
+        origin = _header(scope, b"origin").decode("latin-1")
+        return _header(scope, b"sec-fetch-site") in (b"cross-site", b"same-site") and not (
+            self._origins & {origin, "*"}
+        )
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
+class Observe:
+    """Gives every request its record, every answer its id and headers of safety, and tells of both at the end.
+
+    An answer that fails is a 500 that says nothing of the inside. Paths without a route count as one, so that clients
+    cannot grow the table of metrics.
+    """
+
+    def __init__(
+        self, app: ASGIApp, gate: Gate, ended: Ended, broken: Callable[[RequestRecord, Exception], None]
+    ) -> None:
+        self._app = app
+        self._gate = gate
+        self._ended = ended
+        self._broken = broken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        record = RequestRecord(request_id(scope), self._gate.metrics, Hold(self._gate.entrance))
+        scope["state"] = {**scope.get("state", {}), "record": record}
+        status = 0
 
-        async def counted(message: Message) -> None:
+        async def watched(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                route = scope.get("route")
-                self._counter.labels(getattr(route, "path", "other"), str(message["status"])).inc()
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = record.id
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, counted)
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            self._broken(record, error)
+            if status:
+                raise  # the server closes the connection: what has begun cannot end well
+            await error_response(ServerFault("internal error; the server's log has more"))(scope, receive, watched)
+        finally:
+            record.hold.release()
+            self._gate.metrics.requests.labels(route(scope), str(status)).inc()
+            self._ended(scope, status, record)
+
+
+def route(scope: Scope) -> str:
+    """The path of the route that answered, as it was declared."""
+    return getattr(scope.get("route"), "path", "other")
 
 
 class EndQuietly:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter as CountedWords
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from math import ceil
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,6 +22,7 @@ DRAFTS = {
     "reached": "Drafts judged: all before them were right.",
     "accepted": "Drafts accepted.",
 }
+FINISHES = ("stop", "length", "error", "timeout", "shutdown", "slow_client", "abort")
 LAUNCHES = ("draft", "forward", "accept", "absorb")
 
 
@@ -29,6 +32,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._engine: EngineCollector | None = None
+        self.pace = Pace()
         prefix = "overdrive_"
         self.requests = Counter(
             f"{prefix}requests", "Requests by endpoint and HTTP status.", ["endpoint", "status"], registry=self.registry
@@ -40,6 +44,12 @@ class Metrics:
         )
         self.prompt_tokens = Counter(f"{prefix}prompt_tokens", "Prompt tokens received.", registry=self.registry)
         self.output_tokens = Counter(f"{prefix}output_tokens", "Output tokens sent.", registry=self.registry)
+        self.answers = Counter(
+            f"{prefix}answers", "Answers by why they ended, as clients were told.", ["finish"], registry=self.registry
+        )
+        for word in FINISHES:
+            self.answers.labels(word)  # present from the start, so that the first of a kind is a rise
+        self.queue = self._histogram("queue_seconds", "Submission to a row in the running batch.", FIRST_TOKEN_BUCKETS)
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first output token.", FIRST_TOKEN_BUCKETS
         )
@@ -50,6 +60,22 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"overdrive_{name}", text, buckets=buckets, registry=self.registry)
+
+    def tell(self, record: Ended, answers: int) -> None:
+        """A generation request with so many answers has ended."""
+        self.prompt_tokens.inc(record.prompt_tokens)
+        self.output_tokens.inc(record.output_tokens)
+        self.request.observe(record.ended - record.started)
+        for word, count in record.finishes.items():
+            self.answers.labels(word).inc(count)
+        if not record.first:
+            return
+        self.pace.add(record.ended - record.first)
+        self.queue.observe(record.queued)
+        self.first_token.observe(record.first - record.started)
+        later = record.output_tokens / answers - 1
+        if later > 0:
+            self.token.observe((record.ended - record.first) / later)
 
     def watch(self, latest: Callable[[], Stats]) -> None:
         """From now on this engine's statistics are part of what is shown, in place of an earlier one's."""
@@ -63,29 +89,35 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-@dataclass(slots=True)
-class RequestTimer:
-    """Times of one HTTP request; `observe` is called once, when it has ended."""
+class Pace:
+    """How long answers took to be written lately: what somebody who finds the queue full is told to wait follows."""
 
-    metrics: Metrics
-    started: float = field(default_factory=time.monotonic)
-    first: float = 0.0
+    RECENT = 64
+    LONGEST = 60
 
-    def token(self) -> None:
-        """Output has arrived."""
-        self.first = self.first or time.monotonic()
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=self.RECENT)
 
-    def observe(self, prompt_tokens: int, output_tokens: int, answers: int) -> None:
-        """The request has ended, having shown `output_tokens` over all its answers."""
-        now = time.monotonic()
-        self.metrics.prompt_tokens.inc(prompt_tokens)
-        self.metrics.output_tokens.inc(output_tokens)
-        self.metrics.request.observe(now - self.started)
-        if self.first:
-            self.metrics.first_token.observe(self.first - self.started)
-            later = output_tokens / answers - 1
-            if later > 0:
-                self.metrics.token.observe((now - self.first) / later)
+    def add(self, seconds: float) -> None:
+        """An answer was written in this time, waiting not counted."""
+        self._seconds.append(seconds)
+
+    def wait_for(self, waiting: int, rows: int) -> int:
+        """Whole seconds, at least 1, in which about `waiting` requests get a row when `rows` are written at once."""
+        mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
+        return min(max(1, ceil(mean * waiting / rows)), self.LONGEST)
+
+
+class Ended(Protocol):
+    """A request whose output has ended, as in `record.RequestRecord`."""
+
+    started: float
+    first: float
+    ended: float
+    queued: float
+    prompt_tokens: int
+    output_tokens: int
+    finishes: CountedWords[str]
 
 
 class EngineCollector(Collector):
@@ -146,6 +178,8 @@ def _gauges(stats: Stats) -> list[tuple[str, str, float]]:
         ("kv_pages_cached", "KV pages held by the prefix cache alone.", stats.pages_cached),
         ("kv_pages", "KV pages there are.", stats.pages_total),
         ("drafts", "Drafts per row of the newest plan.", stats.planning.drafts),
+        ("slots_used", "Rows that hold a request.", stats.slots_used),
+        ("matchers", "Requests whose output a grammar restricts.", stats.matchers),
         ("simulated_acceptance", "1 where drafts are accepted by chance, for measuring.", stats.simulated),
     ]
 
@@ -157,6 +191,8 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
         ("rounds", "Row steps that yielded tokens.", stats.rounds),
         ("generated_tokens", "Tokens committed.", stats.generated),
         ("prefilled_tokens", "Prompt tokens computed.", stats.prefilled),
+        ("submitted", "Requests that the engine took into its queue.", stats.submitted),
+        ("faults", "Times that launched steps were lost to an error of the device's.", stats.faults),
         ("preemptions", "Requests put back for want of KV.", stats.preemptions),
         ("host_seconds", "Host time of the engine's steps.", stats.host_seconds),
         ("admitted_prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),

@@ -60,6 +60,7 @@ class SamplingRequest(Sampling):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     speculation: Speculation | None = None
+    timeout_seconds: Annotated[float, Field(gt=0)] | None = None
     user: Ignored = None
     store: Ignored = None
     metadata: Ignored = None

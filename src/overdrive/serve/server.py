@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +25,8 @@ from overdrive.link import EngineClient
 from overdrive.serve.app import create_app
 from overdrive.serve.connection import Connection, probe_silent_peers, raise_file_limit
 from overdrive.serve.keeper import EngineKeeper, first_of
+from overdrive.serve.keys import all_keys, warning
+from overdrive.serve.logs import logs
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.process import EngineProcess, Target, run_engine
 from overdrive.serve.service import Gate, Service
@@ -30,13 +34,17 @@ from overdrive.serve.terminal import ready_lines
 from overdrive.text import open_text
 from overdrive.tools.style import chat_style
 
+log = logging.getLogger("overdrive.serve")
 BACKLOG = 2048  # connections that may wait to be accepted
 
 
 def serve(model: str, engine: EngineOptions, options: ServerOptions, target: Target = run_engine) -> None:
     """Serves `model` until told to stop. Raises OverdriveError with one line when it cannot start."""
+    options = replace(options, api_key=all_keys(options))
     raise_file_limit()
-    with listen(options) as listener:
+    with listen(options) as listener, logs(options.log_format, options.log_level):
+        if worry := warning(options):
+            log.warning(worry)
         asyncio.run(Server(model, engine, options, listener).run(target))
 
 
@@ -67,7 +75,7 @@ def http_config(app: FastAPI) -> uvicorn.Config:
         app,
         http=Connection,
         ws="none",
-        log_level="warning",
+        log_level="critical",
         access_log=False,
         lifespan="off",
         server_header=False,

@@ -14,6 +14,7 @@ from typing import TypeVar
 from overdrive.config import ServerOptions
 from overdrive.errors import BadRequest
 from overdrive.link import EngineClient, Reply
+from overdrive.serve.entrance import Entrance
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.metrics import Metrics
 from overdrive.text import ChatTemplate, Tokenizer
@@ -23,6 +24,16 @@ from overdrive.types import SamplingParams
 from overdrive.wire import EngineInfo, Submit
 
 T = TypeVar("T")
+RETRY_SECONDS = 5  # for a server that loads, drains or starts its engine again
+GRACE_SECONDS = 0.5  # after its deadline a request is given up by the engine itself, should this process be late
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """How long a request may take from its arrival, and whose word that is."""
+
+    seconds: float
+    whose: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +63,38 @@ class Service:
         """Prompt and grammar of a chat's next turn. Raises BadRequest."""
         return prepare(asked, self.style, self.template, self.tokenizer)
 
-    def submit(self, answer_ids: list[str], prompts: list[list[int]], params: list[SamplingParams]) -> Reply:
-        """Sends one engine request per answer. Raises BadRequest (429) when the queue has no room for all of them."""
+    @property
+    def waiting(self) -> int:
+        """About how many requests wait for a row."""
+        return max(0, self.client.active - self.info.max_rows)
+
+    def check_room(self, answers: int = 1) -> None:
+        """Raises BadRequest (429) when the queue has no room for so many answers."""
+        capacity = self.info.max_rows + self.info.max_queue
+        if answers > capacity:
+            raise BadRequest(f"n: {answers} answers at once, the server takes {capacity} at most", "n")
+        if self.client.active + answers > capacity:
+            raise BadRequest("the queue is full, try again later", "", "queue_full", 429)
+
+    def limit(self, asked: float | None) -> TimeLimit:
+        """How long a request may take: the shorter of what it asks for and what the server allows."""
+        if asked is None or asked >= self.request_seconds:
+            return TimeLimit(self.request_seconds, "which is this server's limit")
+        return TimeLimit(asked, "which is the request's timeout_seconds")
+
+    def submit(
+        self, answer_ids: list[str], prompts: list[list[int]], params: list[SamplingParams], seconds: float
+    ) -> Reply:
+        """Sends one engine request per answer, to be given up after `seconds`.
+
+        Raises BadRequest (429) when the queue has no room for all of them.
+        """
         if self.client.failure or self.client.draining:
             raise ServerFault(self.client.failure or "the server is shutting down", status=503)
-        capacity = self.info.max_rows + self.info.max_queue
-        if len(answer_ids) > capacity:
-            raise BadRequest(f"n: {len(answer_ids)} answers at once, the server takes {capacity} at most", "n")
-        if self.client.active + len(answer_ids) > capacity:
-            raise BadRequest("the queue is full, try again later", "", "queue_full", 429)
-        now = time.time()
+        self.check_room(len(answer_ids))
+        now, deadline = time.time(), max(0.0, seconds) + GRACE_SECONDS
         triples = zip(answer_ids, prompts, params, strict=True)
-        return self.client.submit([Submit(name, prompt, drawn, now) for name, prompt, drawn in triples])
+        return self.client.submit([Submit(name, prompt, drawn, now, deadline) for name, prompt, drawn in triples])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +112,10 @@ class Gate:
     options: ServerOptions
     metrics: Metrics
     state: Service | Closed = Closed("loading", "the model is loading")
+    entrance: Entrance = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entrance = Entrance(self.options.max_body_bytes)
 
     def service(self) -> Service:
         """The ready service. Raises ServerFault (503) while there is none."""
@@ -89,6 +124,15 @@ class Gate:
         if self.state.client.failure:
             raise ServerFault(self.state.client.failure, status=503)
         return self.state
+
+    def retry_after(self, status: int) -> int:
+        """Seconds after which a request that was refused for now may be sent again; 0 where that makes no sense."""
+        if status == 503:
+            return RETRY_SECONDS
+        if status != 429:
+            return 0
+        state = self.state
+        return 1 if isinstance(state, Closed) else self.metrics.pace.wait_for(state.waiting, state.info.max_rows)
 
 
 async def off_loop(work: Callable[[], T]) -> T:

@@ -18,8 +18,9 @@ from overdrive.errors import BadRequest
 from overdrive.link import Reply
 from overdrive.serve.answer import Answer, Delta, usage
 from overdrive.serve.faults import error_value
-from overdrive.serve.metrics import RequestTimer
+from overdrive.serve.record import RequestRecord
 from overdrive.serve.replies import Usage
+from overdrive.serve.service import TimeLimit
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -48,14 +49,14 @@ class Form(Protocol):
 class Exchange:
     """One HTTP request under way: `answers` by the id of their engine request, n to a prompt.
 
-    seconds: when it is given up. sources: names of those who write drafts.
+    limit: when it is given up. sources: names of those who write drafts.
     """
 
     reply: Reply
     answers: dict[str, Answer]
     n: int
-    timer: RequestTimer
-    seconds: float
+    record: RequestRecord
+    limit: TimeLimit
     sources: Sequence[str]
 
     @property
@@ -65,24 +66,33 @@ class Exchange:
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
         """What arrives, answer by answer. Raises ServerFault when one of them is given up."""
-        reason = f"the answer was not complete after {self.seconds:g} seconds, which is this server's limit"
-        alarm = asyncio.get_running_loop().call_later(self.seconds, self.reply.give_up, reason, TOO_LATE)
+        self.record.hold.release()
+        reason = f"the answer was not complete after {self.limit.seconds:g} seconds, {self.limit.whose}"
+        left = max(0.0, self.limit.seconds - self.record.age)
+        alarm = asyncio.get_running_loop().call_later(left, self.reply.give_up, reason, TOO_LATE)
         try:
             async for item in self.reply:
                 answer = self.answers[item.id]
                 delta = answer.take(item)
                 if delta.empty:
                     continue
-                self.timer.token()
+                self.record.token()
+                if delta.finish is not None:
+                    self.record.finishes[delta.finish] += 1
                 yield answer, delta
+        except BadRequest as fault:
+            self.record.failed = fault.status
+            raise
         finally:
             alarm.cancel()
 
     def close(self) -> None:
         """Nobody reads on: what still runs is aborted, what happened is counted."""
         self.reply.abort()
-        used = self.usage
-        self.timer.observe(used.prompt_tokens, used.completion_tokens, len(self.answers))
+        record, used = self.record, self.usage
+        record.prompt_tokens, record.output_tokens = used.prompt_tokens, used.completion_tokens
+        record.cached_tokens = used.prompt_tokens_details.cached_tokens
+        record.finish(len(self.answers))
 
 
 async def collect(exchange: Exchange) -> dict[str, list[Delta]]:
@@ -181,6 +191,7 @@ class EventStream(Response):
 
 async def stream_response(request: Request, exchange: Exchange, form: Form, with_usage: bool) -> Response:
     """Starts the stream: waits for its first event while the client is there."""
+    exchange.record.streamed = True
     rest = events(exchange, form, with_usage)
     try:
         first = await while_connected(request, _next(rest))

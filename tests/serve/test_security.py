@@ -1,0 +1,196 @@
+"""Laws of strangers: who may ask, what browsers are told, and what is never written down."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import threading
+
+import httpx
+import pytest
+
+from overdrive.config import ServerOptions
+from overdrive.errors import OverdriveError
+from overdrive.serve import completions
+from overdrive.serve.keys import all_keys, warning
+from overdrive.serve.logs import logs
+
+SECRET = "Xyzzy-Plugh"
+ASK = {"model": "tiny", "prompt": SECRET}
+
+
+@pytest.fixture
+def logged(server):
+    """What the server logs, as JSON, meanwhile and at the end."""
+    stream = io.StringIO()
+
+    def lines():
+        closing.__exit__(None, None, None)
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    closing = logs("json", "debug", stream)
+    closing.__enter__()
+    yield lines
+
+
+def test_every_key_of_command_line_and_file_opens_the_door(make_server, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nsesame\n\n  alibaba \n")
+    keys = all_keys(ServerOptions(api_key=("open",), api_key_file=str(file)))
+    assert keys == ("open", "sesame", "alibaba")
+    url = make_server(api_key=keys).url + "/v1/models"
+    for key in keys:
+        assert httpx.get(url, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    for key in ("ours", "# ours", "sesam", "sesame2", "", "open sesame"):
+        assert httpx.get(url, headers={"Authorization": f"Bearer {key}".strip()}).status_code == 401
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "two words\n", "schlüssel\n"])
+def test_a_key_file_that_would_leave_the_door_open_is_refused(tmp_path, text):
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(OverdriveError, match=r"^--api-key"):
+        all_keys(ServerOptions(api_key_file=str(file)))
+
+
+def test_a_key_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(OverdriveError, match=r"^--api-key-file"):
+        all_keys(ServerOptions(api_key_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"),
+    [
+        ("127.0.0.1", (), False),
+        ("127.9.9.9", (), False),
+        ("localhost", (), False),
+        ("::1", (), False),
+        ("0.0.0.0", (), True),
+        ("::", (), True),
+        ("10.0.0.7", (), True),
+        ("gpu.example", (), True),
+        ("0.0.0.0", ("k",), False),
+    ],
+)
+def test_a_server_that_anybody_can_use_says_so(host, keys, warned):
+    assert bool(warning(ServerOptions(host=host, api_key=keys))) is warned
+
+
+def test_the_server_listens_to_this_machine_alone_unless_told_otherwise():
+    assert ServerOptions().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/models", "/health", "/metrics", "/nowhere", "/openapi.json", "/v1/completions"]
+)
+def test_every_answer_carries_the_headers_of_safety(http, path):
+    headers = http.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["cache-control"] in ("no-store", "no-cache")
+    assert "server" not in headers
+
+
+def test_pages_of_other_sites_cannot_make_the_model_work(make_server):
+    """A form or a fetch without CORS is sent by browsers without asking first."""
+    url = make_server(cors_origin=("http://a.example",)).url + "/v1/completions"
+    for origin, site, status in (
+        ("http://b.example", "cross-site", 403),
+        ("http://b.example", "same-site", 403),
+        ("http://a.example", "cross-site", 200),
+        (None, None, 200),
+        ("http://self", "same-origin", 200),
+    ):
+        headers = {"Origin": origin, "Sec-Fetch-Site": site} if origin else {}
+        response = httpx.post(url, json={"model": "tiny", "prompt": "x", "max_tokens": 1}, headers=headers)
+        assert response.status_code == status, (origin, site)
+
+
+@pytest.mark.parametrize("given", ["a1-B2_c:3", "x" * 128])
+def test_a_sane_request_id_is_kept(http, given):
+    assert http.post("/v1/completions", json=ASK, headers={"X-Request-Id": given}).headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a b", 'a"b', "a\tb", "ä"])
+def test_any_other_request_id_is_replaced(http, given):
+    headers = [(b"X-Request-Id", given.encode())]
+    answered = http.post("/v1/completions", json=ASK, headers=headers).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f]{32}", answered)
+
+
+def test_refusals_carry_the_request_id_too(http):
+    for path in ("/v1/completions", "/nowhere"):
+        assert http.post(path, json={}, headers={"X-Request-Id": "abc"}).headers["x-request-id"] == "abc"
+
+
+def test_a_request_is_one_line_with_its_numbers(http, logged):
+    http.post("/v1/completions", json={**ASK, "stream": True, "max_tokens": 5}, headers={"X-Request-Id": "abc"})
+    http.post("/v1/completions", json={**ASK, "n": 0})
+    http.get("/health")
+    lines = [line for line in logged() if line["event"] == "request"]
+    first = {name: value for name, value in lines[0].items() if name not in ("time", "seconds", "first_token_seconds")}
+    assert first == {
+        "level": "info",
+        "event": "request",
+        "id": "abc",
+        "endpoint": "/v1/completions",
+        "method": "POST",
+        "status": 200,
+        "stream": True,
+        "prompt_tokens": len(SECRET) + 1,
+        "cached_tokens": 2,
+        "output_tokens": 5,
+        "queue_seconds": 0.0,
+        "finish": "length",
+    }
+    assert (lines[1]["status"], lines[1]["code"]) == (400, "invalid_value")
+    assert (lines[2]["endpoint"], lines[2]["level"]) == ("/health", "debug")
+
+
+def test_nothing_of_a_request_is_logged(http, server, logged, monkeypatch):
+    def fail(*_):
+        raise RuntimeError(f"cannot bear {SECRET}")
+
+    http.post("/v1/completions", json=ASK)
+    http.post("/v1/completions", json={**ASK, SECRET: 1})
+    http.post("/v1/completions", content=f'{{"model": "{SECRET}"')
+    http.post(f"/{SECRET}?{SECRET}", json=ASK)
+    http.get(f"/v1/models/{SECRET}")
+    monkeypatch.setattr(completions, "read_prompts", fail)
+    broken = http.post("/v1/completions", json=ASK)
+    assert broken.status_code == 500
+    assert SECRET not in broken.text
+    lines = logged()
+    assert {line["event"] for line in lines} == {"request", "request failed"}
+    (failure,) = (line for line in lines if line["event"] == "request failed")
+    assert failure["error"] == "RuntimeError"
+    assert re.match(r"test_security\.py:\d+ < completions\.py:\d+", failure["at"])
+    assert SECRET not in json.dumps(lines)
+
+
+def test_lines_of_text_cannot_be_forged():
+    stream = io.StringIO()
+    with logs("text", "info", stream):
+        fields = {"id": "a", "code": 'x status=200\nyesterday info request id="b"'}
+        logging.getLogger("overdrive.test").info("request", extra={"fields": fields})
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(' info request id=a code="x status=200\\nyesterday info request id=\\"b\\""')
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up():
+    class Stuck(io.StringIO):
+        def write(self, _: str) -> int:
+            reached.append(1)
+            release.wait(10)
+            return 0
+
+    reached, release = [], threading.Event()
+    with logs("text", "info", Stuck()):
+        for _ in range(20_000):
+            logging.getLogger("overdrive.test").info("more")
+    release.set()
+    assert reached == [1]
