@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import threading
+import time
 
 import httpx
 import pytest
@@ -23,16 +24,18 @@ ASK = {"model": "tiny", "prompt": SECRET}
 
 @pytest.fixture
 def logged(server):
-    """What the server logs, as JSON, meanwhile and at the end."""
+    """What the server logs meanwhile: so many lines, or more, as soon as they are there."""
     stream = io.StringIO()
 
-    def lines():
-        closing.__exit__(None, None, None)
+    def lines(count):
+        deadline = time.monotonic() + 10
+        while stream.getvalue().count("\n") < count:
+            assert time.monotonic() < deadline, "lines are missing"
+            time.sleep(0.005)
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
-    closing = logs("json", "debug", stream)
-    closing.__enter__()
-    yield lines
+    with logs("json", "debug", stream):
+        yield lines
 
 
 def test_every_key_of_command_line_and_file_opens_the_door(make_server, tmp_path):
@@ -131,7 +134,7 @@ def test_a_request_is_one_line_with_its_numbers(http, logged):
     http.post("/v1/completions", json={**ASK, "stream": True, "max_tokens": 5}, headers={"X-Request-Id": "abc"})
     http.post("/v1/completions", json={**ASK, "n": 0})
     http.get("/health")
-    lines = [line for line in logged() if line["event"] == "request"]
+    lines = [line for line in logged(3) if line["event"] == "request"]
     first = {name: value for name, value in lines[0].items() if name not in ("time", "seconds", "first_token_seconds")}
     assert first == {
         "level": "info",
@@ -164,7 +167,7 @@ def test_nothing_of_a_request_is_logged(http, server, logged, monkeypatch):
     broken = http.post("/v1/completions", json=ASK)
     assert broken.status_code == 500
     assert SECRET not in broken.text
-    lines = logged()
+    lines = logged(7)
     assert {line["event"] for line in lines} == {"request", "request failed"}
     (failure,) = (line for line in lines if line["event"] == "request failed")
     assert failure["error"] == "RuntimeError"
