@@ -43,8 +43,8 @@ def open_tiny(folder, **options):
     """The tiny model; options as for LLM."""
     small = {"page_size": 8, "kv_tokens": 2048, "max_rows": 8, "max_step_tokens": 64, "chunk": 16, "threads": 1}
     template = str(folder / "template.jinja")
-    given = {"load_format": "dummy", "precision": "float64", "chat_template": template} | small | options
-    return LLM(str(folder), progress=False, **given)
+    given = {"load_format": "dummy", "precision": "float64", "chat_template": template, "speculation": "fixed"}
+    return LLM(str(folder), progress=False, **given | small | options)
 
 
 @pytest.fixture(scope="session")

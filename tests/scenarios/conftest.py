@@ -56,6 +56,6 @@ def engine_options(
         model=ModelOptions(load_format="dummy", precision="float64", max_model_len=max_model_len),
         memory=MemoryOptions(page_size=4, kv_tokens=kv_tokens),
         scheduler=SchedulerOptions(max_rows=max_rows, max_step_tokens=96, chunk=32, max_queue=max_queue),
-        draft=DraftOptions(draft=draft, drafts=drafts, ngram_min=1),
+        draft=DraftOptions(draft=draft, speculation="fixed", drafts=drafts, ngram_min=1),
         device=DeviceOptions(threads=1, overlap=overlap),
     )
