@@ -6,7 +6,7 @@ this: at most the table that `arms.py` "measures" from it, as a server would at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,21 +85,7 @@ DENSE_8B = Machine(
 """8B parameters in 16 bits on one H200: products and attention as measured there, EAGLE-3 at 5 % of a pass. Products
 at 128 tokens take longer than at 192: what was measured is kept."""
 
-LONG_CONTEXT = Machine(
-    name="long-context",
-    sizes=DENSE_8B.sizes,
-    products=DENSE_8B.products,
-    floor=DENSE_8B.floor,
-    context=DENSE_8B.context,
-    query=DENSE_8B.query,
-    pass_floor=DENSE_8B.pass_floor,
-    pass_share=DENSE_8B.pass_share,
-    max_rows=48,
-    chunk=2048,
-    max_step_tokens=2048,
-    prompt=16384,
-    output=256,
-)
+LONG_CONTEXT = replace(DENSE_8B, name="long-context", max_rows=48, prompt=16384)
 """The same with prompts of 16K tokens, as many rows as the keys and values of 800K tokens allow."""
 
 _CPU_SIZES = (1, 2, 3, 4, *range(6, 64, 2), *range(64, 1025, 8))
