@@ -35,12 +35,13 @@ bench = App(
     help_epilogue=EXAMPLES,
     default_parameter=Parameter(negative_iterable=()),
 )
+Url = Annotated[str, Parameter(help="Address of the server; may be left out when every arm names its own.")]
 Common = Annotated[BenchOptions, Parameter(name="*", group="Measurement")]
 
 
 @bench.command
 def sweep(
-    url: str = "",
+    url: Url = "",
     /,
     *,
     concurrency: str = "1,2,5,10,30,70,100,250",
@@ -52,8 +53,6 @@ def sweep(
 
     Parameters
     ----------
-    url:
-        Address of the server; may be left out when every arm names its own.
     concurrency:
         Users at once, such as 1,2,4,8.
     rounds:
@@ -73,7 +72,7 @@ def sweep(
 
 @bench.command
 def mixture(
-    url: str = "",
+    url: Url = "",
     /,
     *,
     concurrency: str = "8",
@@ -88,8 +87,6 @@ def mixture(
 
     Parameters
     ----------
-    url:
-        Address of the server; may be left out when every arm names its own.
     concurrency:
         Users at once; several loads as 4,16.
     sampled:
@@ -117,7 +114,7 @@ def mixture(
 
 @bench.command
 def ramp(
-    url: str = "",
+    url: Url = "",
     /,
     *,
     peak: int = 32,
@@ -128,8 +125,6 @@ def ramp(
 
     Parameters
     ----------
-    url:
-        Address of the server; may be left out when every arm names its own.
     peak:
         Users at the peak.
     stage_seconds:
@@ -151,7 +146,7 @@ def ramp(
 
 @bench.command
 def trace(
-    url: str = "",
+    url: Url = "",
     /,
     *,
     trace: Path,
@@ -165,8 +160,6 @@ def trace(
 
     Parameters
     ----------
-    url:
-        Address of the server; may be left out when every arm names its own.
     trace:
         Arrivals and lengths: Azure's CSV or Mooncake's JSON lines (.gz too).
     speed:
