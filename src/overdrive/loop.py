@@ -207,9 +207,11 @@ class Loop(Generic[F]):
             for row in flight.step.masked
             if flown[row].request.finish is None
         ]
-        sheet = self._runner.sheet(flight)
+        sheet, begun = self._runner.sheet(flight), time.perf_counter()
         self._walker.fill(chains, sheet)
-        self.times.masked += time.perf_counter() - started
+        ended = time.perf_counter()
+        self._controller.observe_masks(sum(1 + len(drafts) for _, _, drafts in chains), ended - begun)
+        self.times.masked += ended - started
         return sheet
 
     def _settle_down_to(self, unsettled: int, deltas: list[Delta]) -> None:

@@ -142,6 +142,8 @@ class Scheduler:
             context_tokens=sum(lengths),
             sampled_rows=sum(r.request.params.temperature > 0 for r in decode),
             caps=tuple(caps),
+            masked_rows=sum(r.request.constraint.active for r in decode),
+            masked_sampled=sum(r.request.constraint.active and r.request.params.temperature > 0 for r in decode),
         )
 
     def _ready(self) -> list[Running]:

@@ -158,3 +158,16 @@ def test_sources_count_by_how_often_they_write() -> None:
         rounds.steps(1, [0.1] * MOST, 2, slots=(0,), source=0)
         rounds.steps(3, [0.9] * MOST, 2, slots=(1,), source=1)
     assert rounds.survival_of_strangers()[0] == pytest.approx(0.25 * 0.1 + 0.75 * 0.9, abs=0.08)
+
+
+def test_constrained_rows_are_told_apart_from_free_ones() -> None:
+    """What grammars refuse says nothing of drafts in free text."""
+    e = estimator()
+    for slot in range(8):
+        e.admit(slot, sampled=False, constrained=slot >= 4)
+    slots, asked = np.arange(8), np.full(8, MOST)
+    for _ in range(300):
+        e.observe(slots, np.zeros(8, np.int64), asked, np.where(slots < 4, MOST, 0))
+    assert e.survival(0, 4)[0] > 0.9
+    assert e.survival(0, 4, 0, 4)[0] < 0.1
+    assert e.survival(0, 8, 0, 4)[0] == pytest.approx(0.5, abs=0.05)

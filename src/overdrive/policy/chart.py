@@ -59,8 +59,12 @@ class _Acceptance(AcceptanceEstimator):
         super().__init__(("any",), max_drafts)
         self._given = np.asarray(survival, np.float64)
 
-    def survival(self, sampled_rows: int, greedy_rows: int) -> np.ndarray:
-        return self._given if len(self._given) else super().survival(sampled_rows, greedy_rows)
+    def survival(
+        self, sampled_rows: int, greedy_rows: int, masked_sampled: int = 0, masked_greedy: int = 0
+    ) -> np.ndarray:
+        if len(self._given):
+            return self._given
+        return super().survival(sampled_rows, greedy_rows, masked_sampled, masked_greedy)
 
 
 _VALUE = attrgetter("value")

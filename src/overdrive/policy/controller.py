@@ -19,6 +19,7 @@ class LoadView:
     caps: decode rows by the most drafts each can take (tokens it still wants, room, opting out, the step's token
     budget): `caps[c]` of them take c, c <= MAX_DRAFTS. Empty where no row is held back.
     masked_rows: how many of the decode rows are constrained: each needs a mask for its token and for every draft.
+    masked_sampled: how many of those draw with noise.
     """
 
     decode_rows: int
@@ -27,6 +28,7 @@ class LoadView:
     sampled_rows: int = 0
     caps: tuple[int, ...] = ()
     masked_rows: int = 0
+    masked_sampled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class Controller(Protocol):
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         """A step has settled, in the order in which steps were launched."""
+        return
+
+    def observe_masks(self, masks: int, seconds: float) -> None:
+        """So many grammar masks were written in so much of the host's time."""
         return
 
 

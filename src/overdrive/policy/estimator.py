@@ -17,6 +17,9 @@ PRIOR_WEIGHT = 40.0
 """Before anything was seen, a draft behind accepted ones is right with chance PRIOR, as if seen so many times. It is
 forgotten as what was seen is."""
 
+KEYS = 4
+"""Ways to draw: sampled + 2 * constrained."""
+
 HALF_LIFE = 512
 """Drafts at a position after which an older one counts half."""
 
@@ -37,7 +40,9 @@ MOST_UNCOUNTED = 16
 
 
 class AcceptanceEstimator:
-    """Rounds of the recent past, by source and by greedy or sampled rows, and what sets single requests apart.
+    """Rounds of the recent past, by source and key, and what sets single requests apart.
+
+    A key is how a row draws: greedily or with noise, free or held to a grammar.
 
     A request's factor is on the odds p / (1 - p) of every draft: 1 is like all others. It follows a sudden change
     within some rounds, where the counts of all requests need hundreds.
@@ -47,7 +52,7 @@ class AcceptanceEstimator:
         """sources: names of the drafter's sources. max_drafts: most drafts of a round, at least 1."""
         self.sources = tuple(sources)
         self.max_drafts = max_drafts
-        groups = 2 * len(self.sources)  # a group is 2 * source + sampled
+        groups = KEYS * len(self.sources)  # a group is KEYS * source + key
         self._reached = np.full((groups, max_drafts), PRIOR_WEIGHT)
         self._accepted = self._reached * PRIOR
         self._late = np.zeros((2, groups, max_drafts))  # reached and accepted, by RECENT
@@ -59,11 +64,11 @@ class AcceptanceEstimator:
         self._uncounted: list[tuple[np.ndarray, ...]] = []  # groups, reached, accepted, asked of each step
         self._expected = np.zeros((groups, max_drafts + 1))  # right ones to expect among the first n that are reached
         self._expected[:, 1:] = self._rates().cumsum(axis=1)
-        self._by_key: dict[int, np.ndarray] = {}  # survival of greedy (0) and sampled (1) rows, until more is seen
+        self._by_key: dict[int, np.ndarray] = {}  # survival of each key's rows, until more is seen
 
-    def admit(self, slot: int, sampled: bool) -> None:
+    def admit(self, slot: int, sampled: bool, constrained: bool = False) -> None:
         """A request has got the slot; what its last holder taught of it is forgotten. sampled: temperature > 0."""
-        self._requests.admit(slot, sampled)
+        self._requests.admit(slot, sampled + 2 * constrained)
 
     def observe(self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray) -> None:
         """Rounds of one settled step, each array [rows] int64, in the order of its rows.
@@ -77,7 +82,7 @@ class AcceptanceEstimator:
         if not drafted.all():
             slots, sources, asked, accepted = slots[drafted], sources[drafted], asked[drafted], accepted[drafted]
         if len(slots):
-            groups = 2 * sources + self._requests.sampled[slots]
+            groups = KEYS * sources + self._requests.keys[slots]
             asked = np.minimum(asked, self.max_drafts)
             reached = np.minimum(asked, accepted + 1)
             self._requests.observe(slots, reached, accepted, self._expected[groups, reached])
@@ -94,22 +99,21 @@ class AcceptanceEstimator:
         self._requests.make_room(int(slots.max(initial=-1)) + 1)
         reached = np.minimum(np.minimum(asked, self.max_drafts), accepted + 1)
         judged = int(reached.sum())
-        expected = float(self._expected[2 * sources + self._requests.sampled[slots], reached].sum())
+        expected = float(self._expected[KEYS * sources + self._requests.keys[slots], reached].sum())
         return float(accepted.sum()) - expected, expected * (1 - expected / judged) if judged else 0.0
 
-    def survival(self, sampled_rows: int, greedy_rows: int) -> np.ndarray:
+    def survival(
+        self, sampled_rows: int, greedy_rows: int, masked_sampled: int = 0, masked_greedy: int = 0
+    ) -> np.ndarray:
         """[max_drafts] float64, the share of such rows that accepts the first draft, the first two, ..; never rises.
 
-        Requests of the last observed step stand for the ones to come.
+        masked_sampled, masked_greedy: how many of the sampled and of the greedy rows are held to a grammar. Requests of
+        the last observed step stand for the ones to come.
         """
         self._count()
-        if not sampled_rows:
-            self._predicted = self._survival(0)
-        elif not greedy_rows:
-            self._predicted = self._survival(1)
-        else:
-            share = sampled_rows / (sampled_rows + greedy_rows)
-            self._predicted = share * self._survival(1) + (1 - share) * self._survival(0)
+        rows = (greedy_rows - masked_greedy, sampled_rows - masked_sampled, masked_greedy, masked_sampled)
+        shares = [(key, count / sum(rows)) for key, count in enumerate(rows) if count > 0] or [(0, 1.0)]
+        self._predicted = np.sum([share * self._survival(key) for key, share in shares], axis=0)
         return self._predicted
 
     @property
@@ -180,9 +184,9 @@ class AcceptanceEstimator:
     def _survival(self, key: int) -> np.ndarray:
         if key not in self._by_key:
             factors = self._requests.factors(self._now, key)
-            rounds = self._rounds[key::2]
+            rounds = self._rounds[key::KEYS]
             shares = rounds / rounds.sum() if rounds.any() else np.full(len(rounds), 1 / len(rounds))
-            rates = self._rates()[key::2]
+            rates = self._rates()[key::KEYS]
             self._by_key[key] = sum(
                 share * _mean_survival(rate, factors) for share, rate in zip(shares, rates, strict=True) if share > 1e-3
             )
@@ -193,19 +197,19 @@ class _Requests:
     """What sets requests apart, by slot: drafts lately accepted and refused, and those expected to be."""
 
     def __init__(self) -> None:
-        self.sampled = np.zeros(0, np.int64)
+        self.keys = np.zeros(0, np.int64)
         self._seen = np.zeros((0, 4))  # accepted, refused, expected to be accepted, expected to be refused
 
     def make_room(self, slots: int) -> None:
         """Know slots 0 .. slots - 1."""
-        more = slots - len(self.sampled)
+        more = slots - len(self.keys)
         if more > 0:
-            self.sampled = np.concatenate([self.sampled, np.zeros(more, np.int64)])
+            self.keys = np.concatenate([self.keys, np.zeros(more, np.int64)])
             self._seen = np.concatenate([self._seen, np.zeros((more, 4))])
 
-    def admit(self, slot: int, sampled: bool) -> None:
+    def admit(self, slot: int, key: int) -> None:
         self.make_room(slot + 1)
-        self.sampled[slot] = sampled
+        self.keys[slot] = key
         self._seen[slot] = 0
 
     def observe(self, slots: np.ndarray, reached: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:
@@ -216,7 +220,7 @@ class _Requests:
 
     def factors(self, slots: np.ndarray, key: int) -> np.ndarray:
         """Factors on the odds of those slots that draw as `key` says; [1.0] where there are none."""
-        slots = slots[self.sampled[slots] == key]
+        slots = slots[self.keys[slots] == key]
         if not len(slots):
             return np.ones(1)
         accepted, refused, right, wrong = self._seen[slots].T

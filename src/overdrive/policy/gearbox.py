@@ -127,6 +127,10 @@ class Gearbox(Controller):
         drafting = (rows if step.plan.most_rows < 0 else min(step.plan.most_rows, rows)) if drafts else 0
         self._catch_up.settle(step, drafting, outcome.seconds[0] if plain else 0.0, correct)
 
+    def observe_masks(self, masks: int, seconds: float) -> None:
+        """Learn what a mask costs."""
+        self.costs.correct_masks(masks, seconds)
+
     def _judge(self, step: Step, outcome: Outcome) -> None:
         """Probes that have been right more often than chance explains well lend for the next one.
 
@@ -270,20 +274,22 @@ class _Acceptance:
     def __init__(self, estimator: AcceptanceEstimator) -> None:
         self._estimator = estimator
         self._survival: list[float] = []
-        self._sampled_share = 0.0
+        self._shares = (0.0, 0.0, 0.0)  # sampled, masked, both
         self._settled = STEPS_A_REFRESH  # steps since it was computed
 
     def survival(self, view: LoadView) -> list[float]:
         """[max_drafts]."""
-        share = view.sampled_rows / view.decode_rows
-        if self._settled >= STEPS_A_REFRESH or share != self._sampled_share:
-            self._survival = self._estimator.survival(view.sampled_rows, view.decode_rows - view.sampled_rows).tolist()
-            self._sampled_share, self._settled = share, 0
+        rows, sampled, masked, both = view.decode_rows, view.sampled_rows, view.masked_rows, view.masked_sampled
+        shares = (sampled / rows, masked / rows, both / rows)
+        if self._settled >= STEPS_A_REFRESH or shares != self._shares:
+            self._survival = self._estimator.survival(sampled, rows - sampled, both, masked - both).tolist()
+            self._shares, self._settled = shares, 0
         return self._survival
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         for admission in step.admissions:
-            self._estimator.admit(admission.slot, admission.params.temperature > 0)
+            params = admission.params
+            self._estimator.admit(admission.slot, params.temperature > 0, params.grammar is not None)
         rows, counts, sources = _learnt(step, outcome)
         slots, asked = _of(rows, _SLOT), _of(rows, _DRAFTS)
         emitting = counts > 0
