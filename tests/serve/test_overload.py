@@ -103,7 +103,7 @@ def test_a_full_queue_is_refused_before_the_body_has_come(make_server):
 
 def test_the_time_to_come_back_grows_with_the_answers_and_the_queue():
     pace = Pace()
-    assert pace.wait_for(100, rows=4) == 1  # nothing is known yet
+    assert (pace.wait_for(0, rows=4), pace.wait_for(20, rows=4)) == (1, 5)  # nothing is known yet
     for _ in range(10):
         pace.add(2.0)
     assert pace.wait_for(0, rows=4) == 1
@@ -144,4 +144,13 @@ def test_bodies_that_wait_do_not_keep_others_out_for_longer_than_they_last(http,
     wait(lambda: room.held == 0)
     for body in (b"{", b"{}", json.dumps({**ASK, "n": 100}).encode()):
         assert http.post("/v1/completions", content=body).status_code == 400
-    assert room.held == 0
+    assert (room.held, room.preparing) == (0, 0)
+
+
+def test_requests_being_prepared_have_their_place_in_the_queue(http, server, monkeypatch):
+    """Else a flood would have every prompt tokenised before the first is refused."""
+    ready = server.gate.state
+    monkeypatch.setattr(server.gate.entrance, "preparing", ready.info.max_rows + ready.info.max_queue)
+    assert http.post("/v1/completions", json=ASK).status_code == 429
+    monkeypatch.setattr(server.gate.entrance, "preparing", ready.info.max_rows + ready.info.max_queue - 1)
+    assert http.post("/v1/completions", json=ASK).status_code == 200

@@ -234,7 +234,8 @@ def test_a_full_queue_is_429_with_retry_after(http, server):
     blockers = [_blocked(server) for _ in range(12)]
     try:
         response = http.post("/v1/completions", json=TEXT)
-        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert response.status_code == 429
+        assert 1 <= int(response.headers["retry-after"]) <= 60
         assert response.json()["error"]["code"] == "queue_full"
     finally:
         for blocker in blockers:

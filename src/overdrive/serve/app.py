@@ -93,20 +93,28 @@ async def read_body(request: Request, model: type[M], gate: Gate) -> M:
         raise invalid(error) from None
 
 
+async def _let_in(request: Request, model: type[M], gate: Gate) -> tuple[M, Service]:
+    """The body of a request that there is room for: asked before it has come, and again before it costs work."""
+    service = gate.service()
+    service.check_room()
+    asked = await read_body(request, model, gate)
+    service.check_room(ahead=gate.entrance.preparing)
+    record_of(request).hold.prepare()
+    return asked, service
+
+
 def _add_generation(app: FastAPI, gate: Gate) -> None:
     @app.post("/v1/chat/completions", **body(ChatRequest, "ChatCompletion", streams=True))
     async def chat_completions(request: Request) -> Response:
         """The assistant's next turn, whole or as server-sent events."""
-        service = gate.service()
-        service.check_room()
-        return await chat_completion(request, await read_body(request, ChatRequest, gate), service)
+        asked, service = await _let_in(request, ChatRequest, gate)
+        return await chat_completion(request, asked, service)
 
     @app.post("/v1/completions", **body(CompletionRequest, "Completion", streams=True))
     async def completions(request: Request) -> Response:
         """The continuation of one or more prompts, whole or as server-sent events."""
-        service = gate.service()
-        service.check_room()
-        return await text_completion(request, await read_body(request, CompletionRequest, gate), service)
+        asked, service = await _let_in(request, CompletionRequest, gate)
+        return await text_completion(request, asked, service)
 
 
 def _add_text(app: FastAPI, gate: Gate) -> None:

@@ -12,11 +12,16 @@ BODIES = 32  # of the largest size may arrive at the same time
 
 
 class Entrance:
-    """Bytes held by requests on their way to the engine."""
+    """Bytes held by requests on their way to the engine.
+
+    preparing: requests that are whole and will be submitted once their templates and texts are worked through. Those
+    whose bodies still arrive are not among them: a crowd of slow clients must not fill the queue with nothing.
+    """
 
     def __init__(self, max_body_bytes: int) -> None:
         self._room = BODIES * max(max_body_bytes, 1 << 20)
         self.held = 0
+        self.preparing = 0
 
     def take(self, count: int) -> None:
         """Raises BadRequest (429) where there is no room for `count` bytes more."""
@@ -31,6 +36,7 @@ class Hold:
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
         self._bytes = 0
+        self._preparing = False
 
     def add(self, count: int) -> None:
         """`count` bytes have arrived. Raises BadRequest (429)."""
@@ -38,7 +44,13 @@ class Hold:
         self._entrance.take(count)
         self._bytes += count
 
+    def prepare(self) -> None:
+        """The request is whole."""
+        self._preparing = True
+        self._entrance.preparing += 1
+
     def release(self) -> None:
         """The request is the engine's now, or over."""
         self._entrance.held -= self._bytes
-        self._bytes = 0
+        self._entrance.preparing -= self._preparing
+        self._bytes, self._preparing = 0, False

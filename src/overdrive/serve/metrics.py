@@ -94,6 +94,7 @@ class Pace:
 
     RECENT = 64
     LONGEST = 60
+    GUESS = 1.0
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=self.RECENT)
@@ -104,7 +105,7 @@ class Pace:
 
     def wait_for(self, waiting: int, rows: int) -> int:
         """Whole seconds, at least 1, in which about `waiting` requests get a row when `rows` are written at once."""
-        mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
+        mean = sum(self._seconds) / len(self._seconds) if self._seconds else self.GUESS
         return min(max(1, ceil(mean * waiting / rows)), self.LONGEST)
 
 

@@ -68,12 +68,12 @@ class Service:
         """About how many requests wait for a row."""
         return max(0, self.client.active - self.info.max_rows)
 
-    def check_room(self, answers: int = 1) -> None:
-        """Raises BadRequest (429) when the queue has no room for so many answers."""
+    def check_room(self, answers: int = 1, ahead: int = 0) -> None:
+        """Raises BadRequest (429) when the queue has no room for so many answers, with `ahead` more before them."""
         capacity = self.info.max_rows + self.info.max_queue
         if answers > capacity:
             raise BadRequest(f"n: {answers} answers at once, the server takes {capacity} at most", "n")
-        if self.client.active + answers > capacity:
+        if self.client.active + ahead + answers > capacity:
             raise BadRequest("the queue is full, try again later", "", "queue_full", 429)
 
     def limit(self, asked: float | None) -> TimeLimit:
@@ -131,8 +131,9 @@ class Gate:
             return RETRY_SECONDS
         if status != 429:
             return 0
-        state = self.state
-        return 1 if isinstance(state, Closed) else self.metrics.pace.wait_for(state.waiting, state.info.max_rows)
+        if isinstance(self.state, Closed):
+            return RETRY_SECONDS
+        return self.metrics.pace.wait_for(self.state.waiting + self.entrance.preparing, self.state.info.max_rows)
 
 
 async def off_loop(work: Callable[[], T]) -> T:
