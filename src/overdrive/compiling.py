@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import Vocabulary
-from overdrive.grammar.constraint import Constrained
+from overdrive.grammar.constraint import Constrained, Lead
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs, Ticket, wait_for
 from overdrive.request import Request
@@ -57,7 +57,7 @@ class Compiling:
     def _constraint(self, request: Request, ticket: Ticket) -> Constrained:
         grammar = request.params.grammar
         assert grammar is not None
-        made = Constrained(ticket.program(), self._eos_ids, grammar.after)
+        made = Constrained(ticket.program(), self._eos_ids, Lead(grammar.after, grammar.trigger))
         self._made.add(made)
         return made
 

@@ -59,11 +59,14 @@ class GrammarSpec:
     llguidance writes it: inline `%json {..}`, special tokens `<|name|>`) or "gbnf".
     after: the grammar begins behind the first occurrence of these token ids in the output (the end of a reasoning
     part); what comes before is free. Empty: it begins at once.
+    trigger: then, behind `after`, text is free and may end, until these ids (the beginning of a tool call); the grammar
+    begins behind them. Empty: the grammar begins without one.
     """
 
     kind: str
     source: str = ""
     after: tuple[int, ...] = ()
+    trigger: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 import jsonschema_rs
 
-from overdrive.grammar.constraint import Constrained, Free
+from overdrive.grammar.constraint import Constrained, Free, Lead
 from overdrive.request import Request
 from overdrive.types import Finish, FinishReason, GrammarSpec, SamplingParams
 from tests.grammar.words import END_OF_TURN, EOS, program, text_of
@@ -73,11 +73,12 @@ MARKERS = ((), (), (), (5,), (7, 7), (9, 10, 9))
 
 def random_spec(rng: random.Random) -> GrammarSpec:
     kind = rng.choice(KINDS)
-    return GrammarSpec(kind.kind, kind.source, rng.choice(MARKERS))
+    trigger = rng.choice(MARKERS) if rng.random() < 0.3 else ()
+    return GrammarSpec(kind.kind, kind.source, rng.choice(MARKERS), trigger)
 
 
 def constraint(spec: GrammarSpec) -> Constrained:
-    return Constrained(program(spec.kind, spec.source), (EOS, END_OF_TURN), spec.after)
+    return Constrained(program(spec.kind, spec.source), (EOS, END_OF_TURN), Lead(spec.after, spec.trigger))
 
 
 def mixed_requests(rng: random.Random, count: int, share: float = 0.7) -> list[Request]:
@@ -118,14 +119,19 @@ def check(b: Bench, requests: list[Request]) -> int:
         assert b.finishes[request.id] == [finish]
         if spec and finish.reason is FinishReason.STOP and finish.stop_token in (EOS, END_OF_TURN):
             whole += 1
+            text = behind(expected, spec.after)
+            assert text is not None
+            text = behind(text, spec.trigger)
+            if text is None:
+                continue
             kind = next(kind for kind in KINDS if (kind.kind, kind.source) == (spec.kind, spec.source))
-            assert kind.follows(text_of(behind(expected, spec.after))), (spec, expected)
+            assert kind.follows(text_of(text)), (spec, expected)
     b.check_conserved()
     return whole
 
 
-def behind(output: list[int], marker: tuple[int, ...]) -> list[int]:
-    """What follows the first occurrence of the marker."""
+def behind(output: list[int], marker: tuple[int, ...]) -> list[int] | None:
+    """What follows the first occurrence of the marker; None where it does not occur."""
     places = range(len(output) - len(marker) + 1)
-    first = next(at for at in places if tuple(output[at : at + len(marker)]) == marker)
-    return output[first + len(marker) :]
+    first = next((at for at in places if tuple(output[at : at + len(marker)]) == marker), None)
+    return None if first is None else output[first + len(marker) :]

@@ -41,7 +41,7 @@ class Setting:
         self.specials = {m: self.tokenizer.id_of(m) for m in form.markers if self.tokenizer.id_of(m) in table.special}
 
     def grammar(self, **options):
-        return tool_grammar(self.form, TOOLS, self.specials, **{"required": False, **options})
+        return tool_grammar(self.form, TOOLS, self.specials, **{"starts": "text", **options})
 
     def allows(self, text, **options):
         ids = self.tokenizer.encode(text, add_special=False)
@@ -56,9 +56,9 @@ def test_calls_are_what_the_format_says_and_the_reader_reads_them(form, plain):
     rome = ROME if not setting.specials else {**ROME, "arguments": {"city": "Rome", "days": 3}}
     for calls in ([rome], [rome, NOW], [NOW, rome, NOW]):
         text = calls_text(calls, form)
-        for required in (True, False):
-            one = setting.allows(text, required=required, parallel=False) == "whole"
-            many = setting.allows(text, required=required) == "whole"
+        for starts in ("calls", "text"):
+            one = setting.allows(text, starts=starts, parallel=False) == "whole"
+            many = setting.allows(text, starts=starts) == "whole"
             assert (one, many) == (len(calls) == 1, len(calls) == 1 or not form.single)
         reader = CallReader(form, [tool.name for tool in TOOLS])
         found = [reader.push(text), reader.finish()]
@@ -79,8 +79,8 @@ def test_what_is_no_call_of_a_known_tool_is_not_let_through(form, plain):
         {"name": "get_weather", "arguments": {"city": 5}},
         {"name": "get.time-2", "arguments": {"zone": "UTC"}},
     ):
-        for required in (True, False):
-            assert setting.allows(calls_text([wrong], form), required=required) == "no"
+        for starts in ("calls", "text"):
+            assert setting.allows(calls_text([wrong], form), starts=starts) == "no"
 
 
 @every_form
@@ -90,7 +90,7 @@ def test_free_text_is_free_until_calls_begin(form, plain):
     call = calls_text([NOW], form)
     for text in ("", "Hello.", "a < b {} [x] \n\n", "<tool", "é👋"):
         assert setting.allows(text) == "whole"
-        assert setting.allows(text, required=True) != "whole"
+        assert setting.allows(text, starts="calls") != "whole"
         if form.trigger:
             assert setting.allows(text + call) == "whole"
             assert setting.allows(text + call + " and more") == "no"
@@ -98,6 +98,17 @@ def test_free_text_is_free_until_calls_begin(form, plain):
             parts = [reader.push(text + call), reader.finish()]
             assert "".join(part.text for part in parts) == text.rstrip()
             assert [c.name for c in whole_calls(p for part in parts for p in part.calls)] == [NOW["name"]]
+
+
+@every_form
+@every_vocabulary
+def test_behind_a_trigger_that_the_engine_watched_for_come_calls_alone(form, plain):
+    setting = Setting(form, plain)
+    text = calls_text([NOW], form)
+    behind = text[len(form.trigger) :]
+    assert setting.allows(behind, starts="triggered") == "whole"
+    assert setting.allows("", starts="triggered") == "begins"
+    assert setting.allows("x", starts="triggered") == "no"
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.trigger], ids=lambda form: form.name)

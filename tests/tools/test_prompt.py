@@ -10,13 +10,16 @@ import pytest
 from overdrive.config import ToolFormatName
 from overdrive.errors import BadRequest
 from overdrive.structured import Structured, structure_of
-from overdrive.text import ByteTokenizer, ChatTemplate
+from overdrive.text import ByteTokenizer, ChatTemplate, CommittedText
 from overdrive.tooled import Tooled, tool_use
-from overdrive.tools.calls import CallReader
+from overdrive.tools.calls import CallReader, whole_calls
 from overdrive.tools.formats import FORMATS
 from overdrive.tools.prompt import calls_text
 from overdrive.tools.style import chat_style
-from overdrive.tools.turn import Asked, prepare
+from overdrive.tools.turn import Asked, TurnReader, prepare
+from overdrive.types import Finish, FinishReason
+
+from .matching import MarkedTokenizer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TOLD = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN
@@ -93,3 +96,44 @@ def test_a_structure_and_bare_calls_cannot_be_told_apart() -> None:
     assert prepare(asked, chat_style(template, tokenizer, "hermes"), template, tokenizer).grammar is not None
     with pytest.raises(BadRequest, match="guided_json"):
         prepare(asked, chat_style(template, tokenizer, "llama3"), template, tokenizer)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_free_text_needs_no_grammar_where_a_token_begins_calls(plain) -> None:
+    """And nothing of the text before it is held to anything; a reasoning part comes first."""
+    source = TOLD + "<tool_call> <think></think>{% if think %}<think>{% endif %}"
+    template = ChatTemplate({"default": source}, {}, "test")
+    tokenizer = MarkedTokenizer(("<tool_call>", "</tool_call>", "<think>", "</think>"), plain)
+    style = chat_style(template, tokenizer)
+    trigger, close = tokenizer.id_of("<tool_call>"), tokenizer.id_of("</think>")
+    for choice, names, ids in (
+        ("auto", {}, ((), (trigger,))),
+        ("auto", {"think": True}, ((close,), (trigger,))),
+        ("required", {"think": True}, ((close,), ())),
+    ):
+        use = tool_use(Tooled.model_validate({"tools": TOOLS, "tool_choice": choice}))
+        turn = prepare(Asked(messages=HISTORY[:1], use=use, names=names), style, template, tokenizer)
+        assert (turn.grammar.after, turn.grammar.trigger) == ids
+        assert "TEXT" not in turn.grammar.source
+        assert turn.reasons == bool(names)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_markers_that_are_special_tokens_are_read_and_never_shown(plain) -> None:
+    template = ChatTemplate({"default": TOLD + "<tool_call><think></think>"}, {}, "test")
+    tokenizer = MarkedTokenizer(("<tool_call>", "</tool_call>", "<think>", "</think>", "<other>"), plain)
+    style = chat_style(template, tokenizer)
+    text = CommittedText(tokenizer, table=style.table)
+    reader = TurnReader(style, False, ["f"])
+    call = calls_text([CALL], FORMATS["hermes"])
+    parts = [
+        reader.take(text.take([token]))
+        for token in tokenizer.encode(f"<think>hm</think>well {call}", add_special=False)
+    ]
+    parts.append(reader.take(text.take([], Finish(FinishReason.STOP)), last=True))
+    assert "".join(part.reasoning for part in parts) == "hm"
+    assert "".join(part.content for part in parts) == "well"
+    [read] = whole_calls(piece for part in parts for piece in part.calls)
+    assert json.loads(read.arguments) == CALL["arguments"]
+    other = CommittedText(tokenizer, table=style.table).take([tokenizer.id_of("<other>")])
+    assert other == ("<other>" if plain else "")

@@ -4,6 +4,7 @@ Owned by the request, moved by commit alone. Walking a chain of drafts leaves it
 
         output   | free: reasoning ... marker | grammar ...... | end token
                                               ^ begun          ^ matcher.done
+        output   | free: text ... trigger | grammar: tool calls | end token      (or free text alone)
 """
 
 from __future__ import annotations
@@ -93,16 +94,43 @@ class Marker:
         return state + (token == self.run[state])
 
 
+class Lead:
+    """What comes before a grammar, as `GrammarSpec` says: all is free up to `after`, then up to `trigger` or the end.
+
+    A state is one number:
+
+        0 .. A-1  `after` is looked for | A .. A+T-1  `trigger` is looked for | A+T  the grammar holds
+    """
+
+    def __init__(self, after: Sequence[int] = (), trigger: Sequence[int] = ()) -> None:
+        self._after, self._trigger = Marker(after), Marker(trigger)
+        self._first = len(self._after.run)
+        self.end = self._first + len(self._trigger.run)
+
+    def next(self, state: int, token: int) -> int:
+        """The state behind one more token; `state` is not the end."""
+        if state < self._first:
+            return self._after.next(state, token)
+        return self._first + self._trigger.next(state - self._first, token)
+
+    def may_end(self, state: int) -> bool:
+        """Whether the answer may end here, before the grammar has begun."""
+        return self._first <= state < self.end
+
+
+AT_ONCE = Lead()
+
+
 class Constrained:
-    """A grammar, behind a marker where there is one. Before that all is free, but the answer cannot end."""
+    """A grammar, and what comes before it."""
 
     active = True
 
-    def __init__(self, program: Program, eos_ids: Sequence[int], after: Sequence[int] = ()) -> None:
+    def __init__(self, program: Program, eos_ids: Sequence[int], lead: Lead = AT_ONCE) -> None:
         self._program = program
         self._eos_ids = tuple(eos_ids)
-        self._marker = Marker(after)
-        self._seen = 0  # state of the marker; the grammar has begun where it is whole
+        self._lead = lead
+        self._seen = 0  # state of the lead
         self._matcher: Matcher = program.start()
         self._accepted: list[int] = []  # since the grammar began
         self._fault = ""
@@ -110,7 +138,7 @@ class Constrained:
     @property
     def begun(self) -> bool:
         """Whether the grammar holds now."""
-        return self._seen == len(self._marker.run)
+        return self._seen == self._lead.end
 
     @property
     def ended(self) -> bool:
@@ -123,7 +151,7 @@ class Constrained:
             self._matcher.accept(token)
             self._accepted.append(token)
         else:
-            self._seen = self._marker.next(self._seen, token)
+            self._seen = self._lead.next(self._seen, token)
 
     def certain(self, most: int) -> tuple[int, ...]:
         return tuple(self._matcher.forced()[:most]) if self.begun and not self._fault else ()
@@ -151,7 +179,9 @@ class Constrained:
         return filled
 
     def _fill(self, line: Words, forced: NDArray[np.int64]) -> None:
-        if not self.begun:
+        if self._lead.may_end(self._seen):
+            line[:] = -1
+        elif not self.begun:
             all_but(self._eos_ids, line)
         elif self._matcher.done:
             line[:] = -1  # what is drawn behind the end is nobody's
@@ -165,7 +195,7 @@ class Constrained:
         if self.begun:
             self._matcher.accept(token)
         else:
-            self._seen = self._marker.next(self._seen, token)
+            self._seen = self._lead.next(self._seen, token)
 
     def _restart(self, fault: GrammarFault | None) -> None:
         """A matcher was lost on drafts that may be wrong: a new one takes its place. `fault`: it was lost for good."""

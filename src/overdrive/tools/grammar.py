@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from overdrive.tools.formats import ToolFormat
 
+Start = Literal["calls", "text", "triggered"]
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -31,21 +32,22 @@ def tool_grammar(
     form: ToolFormat,
     tools: Sequence[Function],
     specials: Mapping[str, int],
-    required: bool,
+    starts: Start,
     parallel: bool = True,
     document: Mapping[str, Any] | None = None,
 ) -> str:
     """A Lark grammar of answers that call `tools` as `form` writes it.
 
     specials: ids of the format's markers that are special tokens.
-    required: calls alone; else free text, which turns into calls behind the format's trigger.
+    starts: with "calls"; with free "text", which turns into calls behind the format's trigger; or, "triggered", right
+    behind the trigger, for an engine that watches free text by itself, which costs no masks.
     document: in place of free text, a JSON schema: the answer is such a document or calls. Needs a trigger.
     parallel: whether more than one call may be made, where such models make more.
     """
     text = _Texts(form, specials)
     parallel = parallel and not form.single
     more = " more*" if parallel else ""
-    rules = [*_starts(form, text, required, document, f"first{more} {text(form.finish)}")]
+    rules = [*_starts(form, text, starts, document, f"first{more} {text(form.finish)}")]
     rules.append(f"first: {text(form.opening)} call")
     if parallel:
         rules.append(f"more: {text(form.between + form.call)} call")
@@ -59,11 +61,13 @@ def tool_grammar(
 
 
 def _starts(
-    form: ToolFormat, text: _Texts, required: bool, document: Mapping[str, Any] | None, calls: str
+    form: ToolFormat, text: _Texts, starts: Start, document: Mapping[str, Any] | None, calls: str
 ) -> Sequence[str]:
     """How an answer begins: the rule `start` and those that only it needs."""
     trigger = text(form.trigger)
-    if required:
+    if starts == "triggered":
+        return [f"start: {calls}"]
+    if starts == "calls":
         return [f"start: {trigger} {calls}"]
     if document is not None:
         schema = json.dumps({"x-guidance": _SPACING, **document}, ensure_ascii=False)

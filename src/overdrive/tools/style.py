@@ -35,6 +35,7 @@ class ChatStyle:
     """Conventions of a model.
 
     shows: what its template tells the model of; the rest is written into messages.
+    trigger_id: the token that begins calls; None where they begin with text.
     specials: ids of markers that are special tokens. table: tokens as text in which these markers can be seen.
     open_ids, close_ids: what stands around the reasoning, as tokens; empty for models that do not reason.
     """
@@ -42,6 +43,7 @@ class ChatStyle:
     form: ToolFormat
     shows: Shows
     thinking: Thinking | None
+    trigger_id: int | None
     specials: Mapping[str, int]
     table: TokenTable
     open_ids: tuple[int, ...]
@@ -59,6 +61,7 @@ def chat_style(template: ChatTemplate, tokenizer: Tokenizer, tool_format: ToolFo
         form=form,
         shows=Shows.found_in(template.source),
         thinking=thinking,
+        trigger_id=found.get(form.trigger),
         specials=specials,
         table=tokenizer.table.showing(specials.values()),
         open_ids=tuple(tokenizer.encode(thinking.open, add_special=False)) if thinking else (),

@@ -14,7 +14,7 @@ from overdrive.structured import Structure
 from overdrive.text import ChatTemplate, Tokenizer
 from overdrive.tooled import ToolUse, check_together
 from overdrive.tools.calls import CallPiece, CallReader, Found
-from overdrive.tools.grammar import tool_grammar
+from overdrive.tools.grammar import Start, tool_grammar
 from overdrive.tools.prompt import written_out
 from overdrive.tools.reasoning import ReasoningReader
 from overdrive.tools.style import ChatStyle
@@ -91,8 +91,12 @@ def grammar_of(asked: Asked, style: ChatStyle) -> GrammarSpec | None:
         message = f"{structure.field}: this model writes its tool calls as JSON too; send either a structure or tools"
         raise BadRequest(message, structure.field)
     document = structure.schema if structure else None
-    source = tool_grammar(style.form, use.callable, style.specials, use.required, use.parallel, document)
-    return GrammarSpec("lark", source)
+    starts: Start = "calls" if use.required else "text"
+    trigger: tuple[int, ...] = ()
+    if style.trigger_id is not None and starts == "text" and document is None:
+        starts, trigger = "triggered", (style.trigger_id,)
+    source = tool_grammar(style.form, use.callable, style.specials, starts, use.parallel, document)
+    return GrammarSpec("lark", source, trigger=trigger)
 
 
 @dataclass(frozen=True, slots=True)
