@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from overdrive.grammar.base import GrammarFault, Matcher, all_but, legal, only
-from overdrive.grammar.constraint import Constrained, Free, Marker
+from overdrive.grammar.constraint import Constrained, Free, Lead, Marker
 from overdrive.grammar.sheet import blank_sheet
 from overdrive.grammar.walker import Walker
 
@@ -36,8 +36,8 @@ def options(line) -> list[int]:
     return [token for token in range(64) if legal(line, token)]
 
 
-def made(kind: str, source: str, after=()) -> Constrained:
-    return Constrained(program(kind, source), (EOS, 1), after)
+def made(kind: str, source: str, after=(), trigger=()) -> Constrained:
+    return Constrained(program(kind, source), (EOS, 1), Lead(after, trigger))
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar[1][:20])
@@ -94,6 +94,20 @@ def test_before_its_marker_all_is_free_but_an_end() -> None:
     for token in (3, 9, 9, 9):
         assert options(masks(constraint)[0][0]) == list(range(2, 64))
         constraint.accept(token)
+    constraint.accept(5)
+    assert all(PIECES[token][:1].isdigit() for token in options(masks(constraint)[0][0]))
+
+
+def test_before_its_trigger_all_is_free_and_an_end_too() -> None:
+    constraint = made("regex", "[0-9]+", after=(9, 5), trigger=(5, 5))
+    for token in (5, 5, 9):  # a trigger within what comes before counts for nothing
+        assert options(masks(constraint)[0][0]) == list(range(2, 64))
+        constraint.accept(token)
+    for token in (5, 5, 9, 5):
+        constraint.accept(token)
+        assert options(masks(constraint)[0][0]) == list(range(64))
+    lines, _ = masks(constraint, [9, 5, 5, 9])
+    assert [options(line) == list(range(64)) for line in lines] == [True, True, True, False]
     constraint.accept(5)
     assert all(PIECES[token][:1].isdigit() for token in options(masks(constraint)[0][0]))
 
