@@ -10,8 +10,10 @@ from functools import partial
 import openai
 import pytest
 
-from overdrive.config import EngineOptions, MemoryOptions, ModelOptions
+from overdrive.config import DraftOptions, EngineOptions, MemoryOptions, ModelOptions
 from overdrive.engine_process import run_engine
+from overdrive.tools.formats import HERMES
+from overdrive.tools.prompt import calls_text
 from tests.serve.fakes import FakeServer
 
 pytestmark = pytest.mark.smollm2
@@ -34,7 +36,11 @@ BEGGING = [{"role": "user", "content": "Write a poem about Paris in ```json fenc
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[openai.OpenAI]:
-    options = EngineOptions(model=ModelOptions(max_model_len=2048), memory=MemoryOptions(kv_tokens=16384))
+    options = EngineOptions(
+        model=ModelOptions(max_model_len=2048),
+        memory=MemoryOptions(kv_tokens=16384),
+        draft=DraftOptions(speculation="fixed", drafts=7),
+    )
     address = f"ipc://{tmp_path_factory.mktemp('link')}/engine"
     server = FakeServer(address, serve_engine=partial(run_engine, "smollm2", options), reads_text=True)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as opened:
@@ -83,7 +89,12 @@ def test_a_regex_and_a_choice_hold(client) -> None:
 
 
 def test_tools_that_must_be_called_are(client) -> None:
-    choice = chat(client, tools=TOOLS, tool_choice="required")
+    """Two of them at once: streamed at seven drafts, names and arguments are whole."""
+    calls = [{"name": f"get_{name}", "arguments": {"city": "Oslo", "unit": "celsius"}} for name in ("weather", "time")]
+    text = calls_text(calls, HERMES)
+    earlier = [{"role": "user", "content": "Weather and time in Oslo?"}, {"role": "assistant", "content": text}]
+    choice = chat(client, messages=[*earlier, *QUESTION], tools=TOOLS, tool_choice="required")
+    assert len(functions(choice)) >= 2
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     assert all(set(json.loads(arguments)) == {"city", "unit"} for _, arguments in functions(choice))
     named = {"type": "function", "function": {"name": "get_time"}}

@@ -17,6 +17,7 @@ TEXT = {"model": "tiny", "prompt": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 STRING_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+NEGATION_TOOL = {"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": {"not": {}}}}}}
 CHOICE = {"type": "function", "function": {"name": "g"}}
 DEEP = json.loads('{"not":' * 129 + "{}" + "}" * 129)
 
@@ -102,6 +103,7 @@ CHAT_ONLY = [
     ({"tools": [TOOL, TOOL]}, 400, "tools[1].function.name"),
     ({"tools": [TOOL] * 129}, 400, "tools"),
     ({"tools": [STRING_TOOL]}, 400, "tools[0].function.parameters"),
+    ({"tools": [TOOL, NEGATION_TOOL]}, 400, "tools[1].function.parameters"),
     ({"tools": [TOOL], "tool_choice": "maybe"}, 400, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": CHOICE}, 400, "tool_choice.function.name"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, 400, "tool_choice.function"),

@@ -97,16 +97,22 @@ def places(schema: Schema, pointer: str = "#") -> Iterator[tuple[str, dict[str, 
     if not isinstance(schema, dict):
         return
     yield pointer, schema
+    for _, at, part in _parts(schema, pointer):
+        yield from places(part, at)
+
+
+def _parts(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, str, Schema]]:
+    """The schemas right within one: keyword, pointer, and each itself."""
     for key, value in schema.items():
         at = f"{pointer}/{_escaped(key)}"
         if key in IN_MAPS and isinstance(value, dict):
             for name, part in value.items():
-                yield from places(part, f"{at}/{_escaped(name)}")
+                yield key, f"{at}/{_escaped(name)}", part
         elif key in IN_LISTS and isinstance(value, list):
             for index, part in enumerate(value):
-                yield from places(part, f"{at}/{index}")
+                yield key, f"{at}/{index}", part
         elif key in ALONE:
-            yield from places(value, at)
+            yield key, at, value
 
 
 def check_schema(schema: Schema) -> None:
@@ -126,22 +132,20 @@ def check_schema(schema: Schema) -> None:
 
 
 def _reached(schema: Schema) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema that takes part in the root one: of definitions those that are referred to."""
+    """Every schema that takes part in the root one, once: of definitions those that are referred to."""
     every = dict(places(schema))
     waiting, seen = ["#"], set()
     while waiting:
-        root = waiting.pop()
-        for pointer, part in every.items():
-            inner = pointer.removeprefix(root)
-            own = pointer == root or (
-                pointer.startswith(root + "/") and not inner.startswith(("/$defs/", "/definitions/"))
-            )
-            if own and pointer not in seen:
-                seen.add(pointer)
-                yield pointer, part
-                reference = part.get("$ref")
-                if isinstance(reference, str) and reference in every:
-                    waiting.append(reference)
+        pointer = waiting.pop()
+        part = every.get(pointer)
+        if part is None or pointer in seen:
+            continue
+        seen.add(pointer)
+        yield pointer, part
+        if isinstance(part.get("$ref"), str):
+            waiting.append(part["$ref"])
+        inner = [at for key, at, _ in _parts(part, pointer) if key not in ("$defs", "definitions")]
+        waiting += reversed(inner)
 
 
 def explain(schema: Schema, said: str) -> str:

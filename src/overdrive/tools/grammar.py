@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from overdrive.grammar.schema import plain
 from overdrive.tools.formats import ToolFormat
 
 Start = Literal["calls", "text", "triggered"]
@@ -25,7 +26,7 @@ class Function(Protocol):
     def name(self) -> str: ...
 
     @property
-    def arguments(self) -> Mapping[str, Any]: ...
+    def arguments(self) -> dict[str, Any]: ...
 
 
 def tool_grammar(
@@ -34,7 +35,7 @@ def tool_grammar(
     specials: Mapping[str, int],
     starts: Start,
     parallel: bool = True,
-    document: Mapping[str, Any] | None = None,
+    document: dict[str, Any] | None = None,
 ) -> str:
     """A Lark grammar of answers that call `tools` as `form` writes it.
 
@@ -55,13 +56,13 @@ def tool_grammar(
     number = f"{text(form.number)} /[0-9]+/ " if form.number else ""
     for index, tool in enumerate(tools):
         head = f"{text(tool.name)} {number}{text(form.middle)}" if number else text(tool.name + form.middle)
-        schema = json.dumps({**tool.arguments, "x-guidance": _SPACING}, ensure_ascii=False)
+        schema = json.dumps({**plain(tool.arguments), "x-guidance": _SPACING}, ensure_ascii=False)
         rules.append(f"call_{index}: {head} %json {schema} {text(form.end)}")
     return "\n".join(rules)
 
 
 def _starts(
-    form: ToolFormat, text: _Texts, starts: Start, document: Mapping[str, Any] | None, calls: str
+    form: ToolFormat, text: _Texts, starts: Start, document: dict[str, Any] | None, calls: str
 ) -> Sequence[str]:
     """How an answer begins: the rule `start` and those that only it needs."""
     trigger = text(form.trigger)
@@ -70,7 +71,7 @@ def _starts(
     if starts == "calls":
         return [f"start: {trigger} {calls}"]
     if document is not None:
-        schema = json.dumps({"x-guidance": _SPACING, **document}, ensure_ascii=False)
+        schema = json.dumps({"x-guidance": _SPACING, **plain(document)}, ensure_ascii=False)
         return [f"start: document | {trigger} {calls}", f"document: %json {schema}"]
     if not form.trigger:
         opening = re.escape(form.opening.rstrip(' "')).replace("/", "\\/")
