@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tests.effort  # noqa: F401  (registers the profile that pytest loads before any test is imported)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from overdrive.compiling import Compiling
 from overdrive.engine import Engine, Meter
+from overdrive.grammar.programs import Programs
 from overdrive.policy.acceptance import DraftCounts
-from tests.grammar.words import programs
+from tests.grammar.words import END_OF_TURN, EOS, programs
 
 from .bench import Bench
 from .tiny_engine import VOCAB
@@ -20,11 +21,11 @@ class Complete:
     failure = ""
 
 
-def whole(bench: Bench, company: Any = Complete()) -> Engine:
-    """company: the ranks."""
+def whole(bench: Bench, company: Any = Complete(), compiled: Programs | None = None) -> Engine:
+    """company: the ranks. compiled: grammars, by default compiled on threads."""
     info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
     meter = Meter(DraftCounts(bench.runner.sources, 15))
-    compiling = Compiling(programs(), ())
+    compiling = Compiling(compiled or programs(), (EOS, END_OF_TURN))
     rooms = bench.scheduler, bench.committer, bench.loop, meter
     pieces = [bytes([token]) for token in range(VOCAB)]
     return Engine(info, *rooms, pieces, compiling, company, compiling.close)
