@@ -107,6 +107,13 @@ def test_what_was_cut_off_is_not_whole():
     assert read(style, [call.replace('"f"', '"g"')])[1] == call.replace('"f"', '"g"')
 
 
+def test_what_follows_arguments_and_is_not_the_forms_end_is_text():
+    style = style_with("tools", "hermes")
+    call = calls_text([{"name": "f", "arguments": {"a": 1}}], FORMATS["hermes"])
+    for pieces in ([call[:-8] + "so?"], list(call[:-8] + "so?")):
+        assert read(style, pieces) == ("", "}\n</toso?", read(style, [call])[2], True)
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [

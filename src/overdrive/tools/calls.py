@@ -157,9 +157,13 @@ class CallReader:
         return True
 
     def _end(self) -> bool:
-        if not self._expect(self._form.end, self._between):
+        if self._expect(self._form.end, self._between):
+            self._count += 1
+            return True
+        if self._form.end.startswith(self._buffer):
             return False
-        self._count += 1
+        self._count += 1  # its arguments are whole, whatever follows them
+        self._state = self._text
         return True
 
     def _between(self) -> bool:

@@ -164,5 +164,8 @@ THINKING = (
 
 
 def thinking_of(template: str, known: Iterable[Thinking] = THINKING) -> Thinking | None:
-    """The reasoning markers that a chat template writes, None for models that do not reason."""
-    return next((one for one in known if one.open in template and one.close in template), None)
+    """The reasoning markers that a chat template knows, None for models that do not reason.
+
+    Some templates leave the opening to the model; all must know where an earlier turn's reasoning ended.
+    """
+    return next((one for one in known if one.close in template), None)
