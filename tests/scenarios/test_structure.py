@@ -47,7 +47,7 @@ def held(**fields: Any) -> dict[str, Any]:
 
 def at_once(server: Server, requests: list[dict[str, Any]]) -> list[Any]:
     """The first choice of each, all of them sent together."""
-    with ThreadPoolExecutor(len(requests)) as pool:
+    with ThreadPoolExecutor(80) as pool:
         return [choices[0] for choices, _ in pool.map(lambda fields: server.ask(**fields), requests)]
 
 
@@ -78,15 +78,15 @@ def test_many_requests_for_json_that_beg_for_something_else(make_server, speed) 
 @every_speed
 def test_copies_of_one_schema_and_distinct_ones_some_hostile_while_others_stream(make_server, speed) -> None:
     server = make_server(**speed)
-    same = [held(prompt="shared prefix " * 3 + str(n), seed=n, temperature=1, guided_json=PERSON) for n in range(32)]
+    same = [held(prompt="shared prefix " * 3 + str(n), seed=n, temperature=1, guided_json=PERSON) for n in range(64)]
     distinct = [
         held(prompt="x", guided_json={"type": "array", "prefixItems": [{"const": n}], "minItems": 1, "maxItems": 1})
-        for n in range(40)
+        for n in range(200)
     ]
     free = [{"prompt": f"free {n}", "max_tokens": 100} for n in range(4)]
     choices = check_plain(server, [*free, *same, *distinct])
-    assert all(SHAPE.fullmatch(choice.text) for choice in choices[4:36])
-    assert [json.loads(choice.text) for choice in choices[36:]] == [[n] for n in range(40)]
+    assert all(SHAPE.fullmatch(choice.text) for choice in choices[4:68])
+    assert [json.loads(choice.text) for choice in choices[68:]] == [[n] for n in range(200)]
     nest: dict[str, Any] = {"type": "object"}
     for _ in range(60):
         nest = {"type": "object", "properties": {"a": nest, "b": {"type": "integer"}}}

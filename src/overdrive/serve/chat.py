@@ -139,7 +139,7 @@ class ChatForm:
 
     def event(self, answer: Answer, delta: Delta) -> ChatChunk:
         """What one delta adds."""
-        reader = self.readers.setdefault(answer.index, self.new_reader())
+        reader = self.readers.get(answer.index) or self.readers.setdefault(answer.index, self.new_reader())
         part = reader.take(delta.text, last=delta.finish is not None)
         choice = ChatChunkChoice(
             index=answer.index,
