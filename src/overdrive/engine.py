@@ -108,6 +108,7 @@ class Engine:
         stops = StopMatcher(params.stop, self._token_bytes) if params.stop else NoStops()
         deadline = time.monotonic() + patience - waited
         request = Request(request_id, tokens, params, self._arrivals, stops, deadline=deadline, patience=patience)
+        request.submitted = time.monotonic()
         self._scheduler.submit(request)
         self._submitted += 1
         self._deadlines.note(request)

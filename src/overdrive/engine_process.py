@@ -86,6 +86,7 @@ def as_message(delta: Delta) -> Tokens:
         logprobs=Logprobs.of(scores, len(scores.chosen)) if scores else None,
         prompt_logprobs=Logprobs.of(prompt_scores, len(prompt_scores.chosen)) if prompt_scores else None,
         cached_tokens=max(delta.request.cached_tokens, 0),
+        queued=delta.request.queued,
         finish=finish.reason if finish else None,
         stop_string=finish.stop_string if finish else -1,
         stop_token=finish.stop_token if finish else -1,

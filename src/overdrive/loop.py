@@ -185,6 +185,9 @@ class Loop(Generic[F]):
 
     def _launch(self, step: Step, started: float, built: float, deltas: list[Delta]) -> None:
         """Launch all of a step. Where it has masks, all before it are settled while its forward pass runs."""
+        for admission in step.admissions:
+            request = self._scheduler.running[admission.request_id].request
+            request.admitted = request.admitted or time.monotonic()
         flight = self._runner.draft(step)
         self._runner.forward(flight)
         launched = time.perf_counter()

@@ -40,6 +40,7 @@ class Request:
     constraint: what the output must be, moved on by what is committed. held: it is not known yet; not to be admitted.
     allowance: prompt tokens of newer requests that may still be served before it.
     deadline: when it must have ended, by the engine's clock. patience: the seconds that its client gave it.
+    submitted, admitted: when it came and when it first had a row in a launched step, by the engine's clock.
     """
 
     id: str
@@ -58,6 +59,8 @@ class Request:
     held: bool = False
     deadline: float = inf
     patience: float = inf
+    submitted: float = 0.0
+    admitted: float = 0.0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -67,6 +70,11 @@ class Request:
     def started(self) -> bool:
         """Whether it runs, or did."""
         return self.cached_tokens >= 0
+
+    @property
+    def queued(self) -> float:
+        """Seconds that it waited for a row; 0 while it does."""
+        return self.admitted - self.submitted if self.admitted else 0.0
 
     @property
     def output(self) -> Sequence[int]:

@@ -73,6 +73,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     logprobs: covers `ids`, for requests that asked.
     prompt_logprobs: covers the next prompt positions, in order, from position 1 on (position 0 has no prediction).
     cached_tokens: prompt tokens found in the prefix cache; right in the first message with ids and in the last.
+    queued: seconds that the request waited for a row; right from the first message with ids on.
     finish: set in the last message of the request only.
     stop_string: index into `params.stop` of the string that ended the answer, -1 when none did.
     stop_token: the id (the last of `ids`) that ended the answer, -1 when none did.
@@ -92,6 +93,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     stop_token: int = -1
     error: str = ""
     status: int = 500
+    queued: float = 0.0
 
 
 class Batch(msgspec.Struct, tag=True, frozen=True):

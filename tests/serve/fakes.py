@@ -105,7 +105,9 @@ def speak(submit: Submit, text: str = TEXT, runs: tuple[int, ...] = (1, 4, 2, 3)
                 end = {"finish": FinishReason.LENGTH}
         logprobs = scores(run, params.logprobs) if params.logprobs >= 0 else None
         accepted = min(len(run), size - 1)
-        yield Tokens(submit.id, run, accepted, size - 1, int(size > 3), logprobs=logprobs, cached_tokens=2, **end)
+        yield Tokens(
+            submit.id, run, accepted, size - 1, int(size > 3), logprobs=logprobs, cached_tokens=2, queued=0.25, **end
+        )
         if end:
             return
 

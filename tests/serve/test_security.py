@@ -147,7 +147,7 @@ def test_a_request_is_one_line_with_its_numbers(http, logged):
         "prompt_tokens": len(SECRET) + 1,
         "cached_tokens": 2,
         "output_tokens": 5,
-        "queue_seconds": 0.0,
+        "queue_seconds": 0.25,
         "finish": "length",
     }
     assert (lines[1]["status"], lines[1]["code"]) == (400, "invalid_value")

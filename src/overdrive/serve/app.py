@@ -190,7 +190,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
     @app.get("/metrics", **body(None, None, media="text/plain"))
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(gate.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(gate.report(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/server_info", **body(None, None))
     async def server_info() -> Response:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from math import ceil
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -42,6 +42,9 @@ class Metrics:
             "Engine processes that were started in place of a dead one.",
             registry=self.registry,
         )
+        self.ready = self._gauge("ready", "1 while requests are taken, 0 while the gate is closed.")
+        self.active = self._gauge("active_requests", "Answers asked of the engine and not ended.")
+        self.arriving = self._gauge("arriving_bytes", "Bytes of requests that the engine does not have yet.")
         self.prompt_tokens = Counter(f"{prefix}prompt_tokens", "Prompt tokens received.", registry=self.registry)
         self.output_tokens = Counter(f"{prefix}output_tokens", "Output tokens sent.", registry=self.registry)
         self.answers = Counter(
@@ -57,6 +60,9 @@ class Metrics:
             "time_per_output_token_seconds", "Mean time of an answer's tokens after the first.", TOKEN_BUCKETS
         )
         self.request = self._histogram("request_seconds", "Arrival to end of the answer.", REQUEST_BUCKETS)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"overdrive_{name}", text, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"overdrive_{name}", text, buckets=buckets, registry=self.registry)

@@ -50,9 +50,10 @@ class RequestRecord:
         """Seconds since the request's head arrived."""
         return time.monotonic() - self.started
 
-    def token(self) -> None:
-        """Output has arrived."""
-        self.first = self.first or time.monotonic()
+    def token(self, queued: float) -> None:
+        """Output has arrived, of an answer that waited so long for a row."""
+        if not self.first:
+            self.first, self.queued = time.monotonic(), queued
 
     def finish(self, answers: int) -> None:
         """No more output comes; those of `answers` that have no finish will have none."""

@@ -125,6 +125,14 @@ class Gate:
             raise ServerFault(self.state.client.failure, status=503)
         return self.state
 
+    def report(self) -> bytes:
+        """Everything that is counted, in Prometheus' text format."""
+        service = None if isinstance(self.state, Closed) or self.state.client.failure else self.state
+        self.metrics.ready.set(service is not None)
+        self.metrics.active.set(service.client.active if service else 0)
+        self.metrics.arriving.set(self.entrance.held)
+        return self.metrics.render()
+
     def retry_after(self, status: int) -> int:
         """Seconds after which a request that was refused for now may be sent again; 0 where that makes no sense."""
         if status == 503:

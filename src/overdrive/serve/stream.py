@@ -76,7 +76,7 @@ class Exchange:
                 delta = answer.take(item)
                 if delta.empty:
                     continue
-                self.record.token()
+                self.record.token(item.queued)
                 if delta.finish is not None:
                     self.record.finishes[delta.finish] += 1
                 yield answer, delta
