@@ -72,6 +72,8 @@ def check_server(options: ServerOptions) -> None:
         raise OverdriveError(f"--drain-seconds must be at least 0, not {options.drain_seconds}")
     if not options.request_seconds > 0:
         raise OverdriveError(f"--request-seconds must be more than 0, not {options.request_seconds}")
+    if options.otlp_endpoint and urlsplit(options.otlp_endpoint).scheme not in ("http", "https"):
+        raise OverdriveError(f"--otlp-endpoint must be an http or https address, not {options.otlp_endpoint!r}")
     for origin in options.cors_origin:
         parts = urlsplit(origin)
         if origin != "*" and not (parts.scheme and parts.netloc and not parts.path):

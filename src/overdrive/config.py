@@ -164,5 +164,7 @@ class ServerOptions:
     """Lines for people or JSON objects, on stderr; never with the content of requests."""
     log_level: LogLevel = "info"
     """info: a line for every request. warning: only what needs somebody's attention."""
+    otlp_endpoint: str = ""
+    """Where spans of requests are sent, as http://127.0.0.1:4318/v1/traces; needs the extra `otel`."""
     max_restarts: int = 5
     """How often in a row an engine process that dies is started again before the server ends."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -14,6 +14,8 @@ import uvicorn
 from overdrive.config import EngineOptions, ModelOptions, ServerOptions
 from overdrive.link import EngineClient, EngineEndpoint
 from overdrive.serve.app import create_app
+from overdrive.serve.guards import Ended
+from overdrive.serve.logs import log_request
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.server import http_config, listen
 from overdrive.serve.service import Closed, Gate, Service
@@ -204,12 +206,14 @@ class FakeServer:
         engine: FakeEngine | None = None,
         template: str = TEMPLATE,
         reads_text: bool = False,
+        watchers: Sequence[Ended] = (log_request,),
         **options: object,
     ) -> None:
         """serve_engine: serves at the address of the link until it is told to stop. engine: one with its own ways.
-        reads_text: the model has its own tokenizer and template."""
+        reads_text: the model has its own tokenizer and template. watchers: told of requests that have ended."""
         self._address = address
         self._template = template
+        self._watchers = watchers
         self._reads_text = reads_text
         self._options = ServerOptions(**options)
         self.engine = engine or FakeEngine(info=info)
@@ -235,7 +239,7 @@ class FakeServer:
             tokenizer, template = open_text(Path(info.source), ModelOptions())
         style = chat_style(template, tokenizer)
         self.gate.state = Service(self.client, info, tokenizer, template, style, "tiny", seconds)
-        self.uvicorn = uvicorn.Server(http_config(create_app(self.gate)))
+        self.uvicorn = uvicorn.Server(http_config(create_app(self.gate, self._watchers)))
         self.loop = asyncio.get_running_loop()
         self.loop.call_later(0.05, self._ready.set)
         await self.uvicorn.serve([self._socket])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from overdrive.parameters import check_ids
 from overdrive.serve.chat import chat_completion
 from overdrive.serve.completions import text_completion
 from overdrive.serve.faults import error_response
-from overdrive.serve.guards import Authorise, EndQuietly, Observe, OwnPages
+from overdrive.serve.guards import Authorise, Ended, EndQuietly, Observe, OwnPages
 from overdrive.serve.logs import log_failure, log_request
 from overdrive.serve.openapi import body, document
 from overdrive.serve.page.routes import add_page
@@ -41,8 +42,8 @@ M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
 
 
-def create_app(gate: Gate) -> FastAPI:
-    """The application in front of `gate`."""
+def create_app(gate: Gate, watchers: Sequence[Ended] = (log_request,)) -> FastAPI:
+    """The application in front of `gate`. watchers: told of every request that has ended."""
     app = FastAPI(title="Overdrive", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app, gate)
     _add_generation(app, gate)
@@ -59,7 +60,7 @@ def create_app(gate: Gate) -> FastAPI:
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
         )
     app.add_middleware(EndQuietly)
-    app.add_middleware(Observe, gate=gate, ended=log_request, broken=log_failure)
+    app.add_middleware(Observe, gate=gate, watchers=watchers, broken=log_failure)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     return app
 

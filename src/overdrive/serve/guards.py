@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
 from starlette.datastructures import MutableHeaders
@@ -90,11 +90,11 @@ class Observe:
     """
 
     def __init__(
-        self, app: ASGIApp, gate: Gate, ended: Ended, broken: Callable[[RequestRecord, Exception], None]
+        self, app: ASGIApp, gate: Gate, watchers: Sequence[Ended], broken: Callable[[RequestRecord, Exception], None]
     ) -> None:
         self._app = app
         self._gate = gate
-        self._ended = ended
+        self._watchers = watchers
         self._broken = broken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +125,8 @@ class Observe:
         finally:
             record.hold.release()
             self._gate.metrics.requests.labels(route(scope), str(status)).inc()
-            self._ended(scope, status, record)
+            for told in self._watchers:
+                told(scope, status, record)
 
 
 def route(scope: Scope) -> str:

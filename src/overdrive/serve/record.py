@@ -25,15 +25,16 @@ CAUSES = {408: "slow_client", 503: "shutdown", 504: "timeout"}
 class RequestRecord:
     """Times are of `time.monotonic`; 0 where a thing has not happened.
 
-    first: of the first output token. queued: seconds that its first answer waited for a row. finishes: answers by why
-    they ended. failed: the status of the error that ended the others; 0: their client left. fault: code of the error
-    that the client was told. hold: what it occupies before the engine has it.
+    submitted: the engine was asked. first: of the first output token. queued: seconds that its first answer waited for
+    a row. finishes: answers by why they ended. failed: the status of the error that ended the others; 0: their client
+    left. fault: code of the error that the client was told. hold: what it occupies before the engine has it.
     """
 
     id: str
     metrics: Metrics
     hold: Hold
     started: float = field(default_factory=time.monotonic)
+    submitted: float = 0.0
     first: float = 0.0
     ended: float = 0.0
     queued: float = 0.0
@@ -49,6 +50,11 @@ class RequestRecord:
     def age(self) -> float:
         """Seconds since the request's head arrived."""
         return time.monotonic() - self.started
+
+    def submit(self) -> None:
+        """The engine has been asked; what the request held until then is free."""
+        self.hold.release()
+        self.submitted = time.monotonic()
 
     def token(self, queued: float) -> None:
         """Output has arrived, of an answer that waited so long for a row."""

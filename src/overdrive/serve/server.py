@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from overdrive.errors import OverdriveError
 from overdrive.link import EngineClient
 from overdrive.serve.app import create_app
 from overdrive.serve.connection import Connection, probe_silent_peers, raise_file_limit
+from overdrive.serve.guards import Ended
 from overdrive.serve.keeper import EngineKeeper, first_of
 from overdrive.serve.keys import all_keys, warning
-from overdrive.serve.logs import logs
+from overdrive.serve.logs import log_request, logs
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.process import EngineProcess, Target, run_engine
 from overdrive.serve.service import Gate, Service
@@ -45,7 +46,24 @@ def serve(model: str, engine: EngineOptions, options: ServerOptions, target: Tar
     with listen(options) as listener, logs(options.log_format, options.log_level):
         if worry := warning(options):
             log.warning(worry)
-        asyncio.run(Server(model, engine, options, listener).run(target))
+        with traced(options.otlp_endpoint) as watchers:
+            asyncio.run(Server(model, engine, options, listener, watchers).run(target))
+
+
+@contextlib.contextmanager
+def traced(endpoint: str) -> Iterator[tuple[Ended, ...]]:
+    """Who is told of requests that have ended: the log, and a collector of traces where there is one."""
+    if not endpoint:
+        yield (log_request,)
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            from overdrive.serve.traces import exported
+
+            spans = stack.enter_context(exported(endpoint))
+        except ImportError as error:
+            raise OverdriveError("--otlp-endpoint needs the extra: pip install 'overdrive-llm[otel]'") from error
+        yield (log_request, spans)
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -86,13 +104,20 @@ def http_config(app: FastAPI) -> uvicorn.Config:
 class Server:
     """One run of the HTTP process."""
 
-    def __init__(self, model: str, engine: EngineOptions, options: ServerOptions, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        model: str,
+        engine: EngineOptions,
+        options: ServerOptions,
+        listener: socket.socket,
+        watchers: Sequence[Ended],
+    ) -> None:
         self._model = model
         self._engine = engine
         self._options = options
         self._listener = listener
         self._gate = Gate(options, Metrics())
-        self._http = _Http(http_config(create_app(self._gate)))
+        self._http = _Http(http_config(create_app(self._gate, watchers)))
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
 

@@ -66,7 +66,7 @@ class Exchange:
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
         """What arrives, answer by answer. Raises ServerFault when one of them is given up."""
-        self.record.hold.release()
+        self.record.submit()
         reason = f"the answer was not complete after {self.limit.seconds:g} seconds, {self.limit.whose}"
         left = max(0.0, self.limit.seconds - self.record.age)
         alarm = asyncio.get_running_loop().call_later(left, self.reply.give_up, reason, TOO_LATE)
