@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
@@ -12,6 +16,8 @@ pytest.importorskip("opentelemetry.trace")
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode
 
+from overdrive.errors import OverdriveError
+from overdrive.serve.server import traced
 from overdrive.serve.traces import Spans
 from overdrive.types import FinishReason
 from overdrive.wire import Tokens
@@ -117,3 +123,42 @@ def test_a_failure_is_marked(make_server, notes):
     httpx.post(f"{server.url}/v1/completions", json=ASK)
     request, queue = notes.wait(2)
     assert (request.status, queue.name) == (StatusCode.ERROR, "queue")
+
+
+def test_spans_arrive_at_a_collector(make_server):
+    """Through the real exporter, which the extra `otel` brings."""
+    pytest.importorskip("opentelemetry.sdk.trace")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    arrived = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+            arrived.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        with traced(f"http://127.0.0.1:{collector.server_port}/v1/traces") as watchers:
+            told = threading.Event()
+            url = make_server(watchers=(*watchers, lambda *_: told.set())).url
+            assert httpx.post(f"{url}/v1/completions", json=ASK).status_code == 200
+            assert told.wait(10)
+        collector.shutdown()
+    spans = [span for sent in arrived for part in sent.resource_spans for s in part.scope_spans for span in s.spans]
+    root = next(span for span in spans if span.name == "POST /v1/completions")
+    assert {span.name for span in spans if span.parent_span_id == root.span_id} == {"queue", "prefill", "decode"}
+    assert "secret" not in str(arrived)
+
+
+def test_traces_without_the_extra_say_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(OverdriveError, match=r"overdrive-llm\[otel\]"), traced("http://127.0.0.1:9/v1/traces"):
+        pass
