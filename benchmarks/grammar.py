@@ -13,8 +13,13 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
-from collections.abc import Iterator
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,9 @@ from rich.progress import track
 
 from overdrive import LLM
 from overdrive.draft.forced import ForcedRuns
-from overdrive.types import SamplingParams
+from overdrive.engine import Engine
+from overdrive.llm import Parameters
+from overdrive.types import FinishReason, GrammarSpec, SamplingParams
 
 Request = tuple[list[int], SamplingParams]
 
@@ -90,6 +97,122 @@ def forced(args: argparse.Namespace, console: Console) -> None:
         console.print(f"{rates[True]:.2f} with it: x {rates[True] / rates[False]:.2f}, {totals[True][0]} tokens")
 
 
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+PEOPLE = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer"},
+            "home": {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "string"}}},
+            "likes": {"type": "array", "items": {"enum": ["music", "food", "sport", "books"]}},
+        },
+        "required": ["name", "age", "home"],
+    },
+    "minItems": 50,
+}
+TOPICS = ("sailors", "painters", "farmers", "pilots", "cooks", "singers", "doctors", "bakers")
+
+
+def _prompt(llm: LLM, said: str) -> list[int]:
+    return llm._turn([{"role": "user", "content": said}], None, Parameters()).prompt
+
+
+def timed(engine: Engine, requests: Sequence[Request]) -> float:
+    """Tokens a second of requests that start together, from the first token of the last of them on."""
+    running = {str(number): 0 for number in range(len(requests))}
+    for number, (prompt, params) in enumerate(requests):
+        engine.submit(str(number), prompt, params)
+    started, tokens = 0.0, 0
+    while not engine.idle:
+        for delta in engine.advance():
+            running[delta.request.id] += len(delta.tokens)
+            if delta.finish is not None and delta.finish.reason is not FinishReason.LENGTH:
+                raise RuntimeError(f"an answer ended too soon: {delta.finish}")
+            if started:
+                tokens += len(delta.tokens)
+        if not started and all(running.values()):
+            started = time.perf_counter()
+    return tokens / (time.perf_counter() - started)
+
+
+def streams(args: argparse.Namespace, console: Console) -> None:
+    """Constrained over free streams by rows, one after the other in turn; medians of the ratios."""
+    for speculation in args.speculation:
+        given: dict[str, Any] = {"draft": args.draft, "drafts": args.drafts, "speculation": speculation}
+        with LLM(args.model, max_rows=max(args.rows), kv_tokens=max(args.rows) * 512, progress=False, **given) as llm:
+            prompts = [_prompt(llm, f"List {topic} as JSON.") for topic in TOPICS]
+            ends = llm.info.eos_ids
+            free = SamplingParams(max_tokens=args.tokens, temperature=0.0)
+            held = replace(free, grammar=GrammarSpec("json_schema", json.dumps(PEOPLE)), stop_token_ids=ends)
+            for rows in args.rows:
+                chosen = [prompts[row % len(prompts)] for row in range(rows)]
+                ratios, rates = [], []
+                for turn in range(1 + args.count):
+                    order = (held, free) if turn % 2 else (free, held)
+                    found = {params: timed(llm._engine, [(prompt, params) for prompt in chosen]) for params in order}
+                    if turn:
+                        ratios.append(found[held] / found[free])
+                        rates.append((found[held], found[free]))
+                times = llm._engine._loop.times
+                console.print(
+                    f"{speculation}, {rows} rows: constrained {statistics.median(r[0] for r in rates):.0f} tokens/s, "
+                    f"free {statistics.median(r[1] for r in rates):.0f}, ratio {statistics.median(ratios):.3f}; "
+                    f"masks {1e3 * times.masked / times.steps:.2f} ms a step"
+                )
+
+
+# -- hostile grammars --------------------------------------------------------------------------------------------------
+
+
+def hostile_grammars() -> dict[str, GrammarSpec]:
+    """Deep, wide, turning in circles, and a pattern that backtracking matchers choke on."""
+    deep: Any = {"type": "string"}
+    for level in range(60):
+        deep = {"type": "object", "properties": {f"k{level}": deep}, "required": [f"k{level}"]}
+    rng = random.Random(0)
+    wide = {"enum": ["".join(rng.choices("abcdefghij klmnop", k=20)) for _ in range(20_000)]}
+    node = {"type": "object", "properties": {"x": {"$ref": "#/$defs/b"}, "y": {"$ref": "#/$defs/a"}}}
+    other = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}}
+    circles = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [node, {"$ref": "#/$defs/b"}]}, "b": other}}
+    schemas = {"deep": deep, "wide": wide, "circles": circles}
+    specs = {name: GrammarSpec("json_schema", json.dumps(schema)) for name, schema in schemas.items()}
+    return specs | {"pattern": GrammarSpec("regex", "((a+)+b?){1,50}(.*a.{40}){4}!")}
+
+
+def hostile(args: argparse.Namespace, console: Console) -> None:
+    """Seconds between the tokens of a plain stream, alone and beside four hostile requests."""
+    with LLM(args.model, draft=args.draft, drafts=args.drafts, max_rows=8, kv_tokens=16384, progress=False) as llm:
+        prompt = _prompt(llm, "Tell a long story.")
+        plain = SamplingParams(max_tokens=400, temperature=0.0)
+        for name, others in (("alone", {}), ("beside hostile grammars", hostile_grammars())):
+            console.print(f"{name}: " + _pace(llm, prompt, plain, others))
+
+
+def _pace(llm: LLM, prompt: list[int], plain: SamplingParams, others: dict[str, GrammarSpec]) -> str:
+    engine, ends = llm._engine, {}
+    engine.submit("plain", prompt, plain)
+    stamps: list[float] = []
+    started = time.perf_counter()
+    while not engine.idle:
+        for delta in engine.advance():
+            if delta.request.id == "plain":
+                stamps += [time.perf_counter()] * len(delta.tokens)
+            if delta.finish is not None:
+                ends[delta.request.id] = (delta.finish.reason.value, time.perf_counter() - started)
+        if len(stamps) >= 20:
+            for name, spec in others.items():
+                held = SamplingParams(max_tokens=40, temperature=1.0, grammar=spec, stop_token_ids=llm.info.eos_ids)
+                engine.submit(name, prompt, held)
+            others = {}
+    rate = (len(stamps) - 21) / (stamps[-1] - stamps[20])
+    longest = max(b - a for a, b in itertools.pairwise(stamps))
+    told = ", ".join(f"{name} {reason} after {seconds:.1f} s" for name, (reason, seconds) in ends.items())
+    return f"{rate:.1f} tokens/s, longest gap {1e3 * longest:.0f} ms; {told}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["streams", "forced", "hostile"])
@@ -97,11 +220,12 @@ def main() -> None:
     parser.add_argument("--draft", default="eagle3")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--speculation", nargs="+", default=["off", "auto"])
     parser.add_argument("--bfcl", type=Path)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=120)
     args = parser.parse_args()
-    {"forced": forced}[args.what](args, Console())
+    {"forced": forced, "streams": streams, "hostile": hostile}[args.what](args, Console(width=160))
 
 
 if __name__ == "__main__":

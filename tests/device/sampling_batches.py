@@ -79,6 +79,7 @@ def random_batch(random: np.random.Generator, rows: int, vocab: int, dtype: torc
     if random.random() < 0.5:
         bits = random.integers(-(2**31), 2**31, (5, -(-vocab // 32))).astype(np.int32)
         bits[1], bits[2] = 0, -1
+        bits[3] *= random.random(bits.shape[1]) < 0.1  # hardly anything is left
         masks = Masks(torch.from_numpy(bits), torch.from_numpy(random.integers(-1, 5, len(entries))))
     return Batch(random_logits(random, len(entries), vocab, dtype), layout, drafts, state, masks)
 
