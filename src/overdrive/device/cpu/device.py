@@ -84,7 +84,7 @@ class CpuDevice:
 
     @property
     def mask_threads(self) -> int:
-        """One: a mask takes some 25 us of few cores, and others that share them make two threads wait for each other."""
+        """One: a mask takes some 25 us, and where cores are few two threads wait for each other and for others."""
         return 1
 
     @property
