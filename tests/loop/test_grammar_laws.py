@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from overdrive.device.stream import InlineStream
+from overdrive.grammar.base import GrammarFault
+from overdrive.grammar.constraint import Constrained
+from overdrive.grammar.guidance import GuidanceMatcher
+from overdrive.grammar.walker import Walker
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import GrammarSpec, SamplingParams
 from tests.grammar.words import EOS
 
 from .bench import RandomDrafts, StopAndGo
 from .constrained import check, make_request, mixed_requests
+from .crew import Crew, divided_bench, padded_divided_bench
 from .lazy import LazyStream
 from .padded_engine import choices, padded_bench
 from .test_engine_laws import random_bounds, wild
@@ -72,6 +78,22 @@ def test_constrained_text_is_the_same_in_padded_steps(block: int) -> None:
     assert whole
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("padded", [False, True])
+def test_constrained_text_does_not_depend_on_ranks(seed: int, padded: bool) -> None:
+    """The leader alone has masks: the others run the same launches without."""
+    rng = random.Random(seed)
+    with Crew(2) as crew:
+        make, drafters = (padded_divided_bench, choices()) if padded else (divided_bench, DRAFTERS)
+        drafter = rng.choice(list(drafters.values()))
+        b = make(crew, LazyStream(rng), RandomDrafts(rng), drafter, **random_bounds(rng))
+        requests = mixed_requests(rng, rng.randint(3, 6), share=0.6)
+        for request in requests:
+            b.scheduler.submit(request)
+        b.run()
+        check(b, requests)
+
+
 SPELLED = GrammarSpec("choice", '["the name ab, no 12: false", "abcabc true null"]')
 
 
@@ -94,3 +116,37 @@ def test_what_is_certain_is_drafted(lookahead: int, padded: bool) -> None:
 
 def _with_ngram(stream, controller, **bounds):
     return tiny_bench(stream, controller, ngram, **bounds)
+
+
+def walks_are_not_taken_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GuidanceMatcher, "rollback", lambda self, count: None)
+
+
+def masks_are_a_step_old(patch: pytest.MonkeyPatch) -> None:
+    """As if the step before were not settled when they are written."""
+    accept, late_tokens = Constrained.accept, {}
+
+    def late(self: Constrained, token: int) -> None:
+        waiting = late_tokens.setdefault(id(self), [])
+        if waiting:
+            accept(self, waiting.pop())
+        waiting.append(token)
+
+    patch.setattr(Constrained, "accept", late)
+
+
+def masks_of_drafts_are_one_off(patch: pytest.MonkeyPatch) -> None:
+    fill = Walker.fill
+
+    def off(self: Walker, chains, sheet) -> None:
+        fill(self, chains, sheet)
+        sheet.index[:, 1:] = sheet.index[:, :-1].copy()
+
+    patch.setattr(Walker, "fill", off)
+
+
+@pytest.mark.parametrize("mutant", [walks_are_not_taken_back, masks_are_a_step_old, masks_of_drafts_are_one_off])
+def test_the_laws_notice(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, GrammarFault)):
+        test_constrained_text_does_not_depend_on_anything_the_engine_decides(0)

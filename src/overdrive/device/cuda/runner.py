@@ -177,35 +177,38 @@ class CudaRunner:
         return flight.paper.sheet
 
     def accept(self, flight: Flight, sheet: MaskSheet = NO_MASKS) -> None:
-        """Launch sampling and verification, and the copy of what the host will read. sheet: the flight's own."""
-        self._launch(lambda: self._accept(flight))
+        """Launch sampling and verification, and the copy of what the host will read.
+
+        sheet: the flight's own; ranks that follow draw nothing and have none.
+        """
+        self._launch(lambda: self._accept(flight, sheet))
         flight.settled = self._stream.record()
 
-    def _accept(self, flight: Flight) -> None:
+    def _accept(self, flight: Flight, sheet: MaskSheet) -> None:
         step, launches = flight.step, self._launches
         views = self._buffers.of(flight.shape)
         rules: Rules = "full" if step.masked else launches.sampling.rules(row.slot for row in step.rows)
-        self._mask(flight, views)
+        self._mask(flight, sheet, views)
         if any(row.logprobs >= 0 and row.emits for row in step.rows):
             flight.scores.take(step, views, launches.run_accept(views, rules))
         else:
             self._run(launches.accept(flight.shape, views, rules))
-        if step.masked and launches.forced.longest:
+        if sheet.masked and launches.forced.longest:
             self._run(launches.keep(flight.shape, views))
         self._results.download(flight.place, views.results)
         flight.laps.mark()
 
-    def _mask(self, flight: Flight, views: StepViews) -> None:
+    def _mask(self, flight: Flight, sheet: MaskSheet, views: StepViews) -> None:
         """Have the device see the flight's masks and no others, and offer no draft that is not legal.
 
         The masks of the step before are not read any more: the host wrote these ones when it had that step's results.
         """
-        if flight.step.masked:
+        if sheet.masked:
             self._aside(lambda: flight.paper.upload(views.masks.bits, views.lines, views.forced))
             torch.minimum(views.drafts.counts, views.legal, out=views.drafts.counts)
         elif self._masked:
             self._buffers.unmask()
-        self._masked = bool(flight.step.masked)
+        self._masked = sheet.masked
 
     def absorb(self, flight: Flight) -> None:
         """Launch what the drafter reads of prompts at once; what it keeps of every step is part of accepting."""
