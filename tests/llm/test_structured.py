@@ -61,6 +61,21 @@ def test_what_cannot_be_asked_is_refused_by_name(llm, given, param):
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"guided_regex": r"[^\s\S]"},
+        {"guided_grammar": "start: start"},
+        {"guided_json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+        {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+    ],
+    ids=str,
+)
+def test_what_no_text_follows_is_a_bad_request(llm, given):
+    with pytest.raises(BadRequest, match="no text follows it"):
+        llm.generate("x", max_tokens=9, **given)
+
+
 def test_what_cannot_be_compiled_is_a_bad_request(llm):
     with pytest.raises(BadRequest, match="regular expression"):
         llm.generate("x", max_tokens=1, guided_regex="(")

@@ -93,6 +93,8 @@ class GuidanceCompiler:
         matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise BadRequest(complaint(kind, source, matcher.get_error()))
+        if not _begins(matcher.deep_copy()):
+            raise BadRequest("the grammar cannot be used: no text follows it, or none that ends")
         return GuidanceProgram(matcher, self._vocabulary.eos_ids)
 
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -100,6 +102,15 @@ class GuidanceCompiler:
             if not self._opened:
                 self._opened.append(open_tokenizer(self._vocabulary))
             return self._opened[0]
+
+
+def _begins(matcher: llguidance.LLMatcher) -> bool:
+    """Whether an answer can begin, and go on where it has no choice: not where rules lead into each other for ever."""
+    matcher.compute_bitmask()
+    forced = [] if matcher.is_error() or matcher.is_stopped() else matcher.compute_ff_tokens()
+    if forced:
+        matcher.consume_tokens(forced)
+    return not matcher.is_error()
 
 
 def complaint(kind: str, source: str, said: str) -> str:
