@@ -60,7 +60,9 @@ class Bench:
         vocab = self.engine.info.vocab_size
         for _ in range(rows):
             ids = [rng.randrange(vocab) for _ in range(prompt)]
-            self.engine.submit(str(next(self.numbers)), ids, SamplingParams(max_tokens=new, temperature=0.0))
+            # Imposed acceptance is drawn by seed and position: rows of one seed would accept alike, and end together.
+            params = SamplingParams(max_tokens=new, temperature=0.0, seed=rng.getrandbits(32))
+            self.engine.submit(str(next(self.numbers)), ids, params)
 
     def drain(self) -> int:
         """Run until nothing is left; the tokens that came."""

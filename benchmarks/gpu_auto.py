@@ -43,7 +43,7 @@ from overdrive.engine import build
 from overdrive.policy.controller import Controller, LoadView
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
-from overdrive.types import Finish, FinishReason, Outcome, Plan, SamplingParams, Step, Why
+from overdrive.types import Finish, FinishReason, Outcome, Plan, Step, Why
 
 BLOCK, UNCOUNTED, LEARNING = 10, 2, 150
 """Steps of a block, before it, and of the gear box at the start of a cell."""
@@ -225,10 +225,11 @@ def measure(rig: Rig, cell: Cell, steps: int) -> None:
     cell.rates = {str(arm): [] for arm in arms}
     plans: Counter[int] = Counter()
     for turn in range(turns):
+        if not turn:
+            rig.switch.forget()
         if turn % turns_a_fill == 0:
             fill(rig, cell.rows, cell.context)
             if not turn:
-                rig.switch.forget()
                 rig.arm(AUTO)
                 rig.bench.decode(LEARNING)
         for place in range(len(arms)):
@@ -283,14 +284,13 @@ def run_ramp(rig: Rig, cells: Sequence[Cell], args: argparse.Namespace, console:
 
 def ramp(bench: Bench) -> float:
     """Seconds of a closed loop whose concurrency rises and falls with the requests that are done."""
-    rng, params = random.Random(1), SamplingParams(max_tokens=256, temperature=0.0)
-    vocab, running = bench.engine.info.vocab_size, 0
+    rng, running = random.Random(1), 0
     started = time.perf_counter()
     for wanted in RAMP:
         begun = 0
         while begun < max(2, wanted):
             while running < wanted and begun < max(2, wanted):
-                bench.engine.submit(str(next(bench.numbers)), [rng.randrange(vocab) for _ in range(256)], params)
+                bench.submit(1, 256, 256, rng)
                 running, begun = running + 1, begun + 1
             running -= sum(delta.finish is not None for delta in bench.engine.advance())
         while running > wanted:
