@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -203,3 +204,31 @@ def test_what_is_free_is_legal() -> None:
     free.accept(3)
     assert len(masks(free, [5, 6])[0]) == 3
     assert not (free.active or free.ended or free.certain(3))
+
+
+class Sluggish(Brittle):
+    """A matcher that takes so many seconds of the processor for a mask."""
+
+    seconds = 0.05
+
+    def fill(self, words) -> None:
+        started = time.thread_time()
+        while time.thread_time() < started + self.seconds:
+            pass
+        only([7], words)
+
+
+class SluggishProgram:
+    def start(self) -> Matcher:
+        return Sluggish(100)
+
+
+def test_a_grammar_that_keeps_taking_long_ends_its_request() -> None:
+    """Once is no harm, always would hold up everybody else's steps."""
+    constraint = Constrained(SluggishProgram(), (EOS,))
+    masks(constraint, [7, 7])
+    constraint.accept(7)
+    with pytest.raises(GrammarFault, match="too long"):
+        for _ in range(60):
+            masks(constraint)
+            constraint.accept(7)

@@ -50,6 +50,18 @@ def test_a_grammar_that_takes_too_long_is_refused() -> None:
     made.close()
 
 
+def test_a_fault_of_the_librarys_is_a_400_too() -> None:
+    def faulty(kind: str, source: str):
+        raise BaseException("index out of bounds")  # what a panic in native code looks like
+
+    made = Programs(faulty)
+    ticket = made.ask("regex", "a")
+    wait_for([ticket], 5)
+    with pytest.raises(BadRequest, match="out of bounds"):
+        ticket.program()
+    made.close()
+
+
 def test_a_slow_grammar_holds_no_other() -> None:
     slow = Slow()
     made = Programs(slow, threads=2)

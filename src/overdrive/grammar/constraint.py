@@ -19,6 +19,12 @@ from numpy.typing import NDArray
 
 from overdrive.grammar.base import GrammarFault, Matcher, Program, Words, all_but, legal
 
+MASK_SECONDS = 0.005
+"""What a mask may take of the processor in the long run; nearly all take a hundredth of that."""
+
+SPARE_SECONDS = 1.0
+"""What masks may take beyond it at times: the first ones of a large grammar do."""
+
 
 class Constraint(Protocol):
     """What a request's tokens must be. `active`: whether any draw needs a mask."""
@@ -134,6 +140,7 @@ class Constrained:
         self._matcher: Matcher = program.start()
         self._accepted: list[int] = []  # since the grammar began
         self._fault = ""
+        self._spare = SPARE_SECONDS  # of the processor's time, for masks that take longer than usual
 
     @property
     def begun(self) -> bool:
@@ -159,7 +166,7 @@ class Constrained:
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf
     ) -> int:
-        seen, moved, filled = self._seen, 0, 0
+        seen, moved, filled, started = self._seen, 0, 0, time.thread_time()
         try:
             while True:
                 self._fill(lines[filled], forced[filled])
@@ -176,6 +183,9 @@ class Constrained:
         else:
             self._matcher.rollback(moved)
         self._seen = seen
+        self._spare = min(SPARE_SECONDS, self._spare + filled * MASK_SECONDS - (time.thread_time() - started))
+        if self._spare < 0:
+            self._fault = "the grammar takes too long to follow"
         return filled
 
     def _fill(self, line: Words, forced: NDArray[np.int64]) -> None:

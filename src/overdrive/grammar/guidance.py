@@ -15,7 +15,7 @@ import llguidance
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import GrammarFault, Vocabulary, Words, only
 from overdrive.grammar.schema import explain
-from overdrive.grammar.sources import compose, first_line, read_schema
+from overdrive.grammar.sources import compose, one_line, read_schema
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """What one matcher may take: about 100 MB where a grammar goes as far as that, most take a thousandth; and, by the
@@ -116,8 +116,8 @@ def _begins(matcher: llguidance.LLMatcher) -> bool:
 def complaint(kind: str, source: str, said: str) -> str:
     """Why a source cannot be used, for whoever wrote it. said: by the library."""
     if kind == "json_schema":
-        return explain(read_schema(source), first_line(said))
-    return f"the {_NAMES[kind]} cannot be used: {first_line(said)}"
+        return explain(read_schema(source), one_line(said))
+    return f"the {_NAMES[kind]} cannot be used: {one_line(said)}"
 
 
 _NAMES = {
@@ -193,5 +193,5 @@ class _Wrapped:
 
 def _because(matcher: llguidance.LLMatcher) -> str:
     """The first line of what the library says, for people; "" where it says nothing."""
-    said = first_line(matcher.get_error())
+    said = one_line(matcher.get_error())
     return f": {said}" if said else ""

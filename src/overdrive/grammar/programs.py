@@ -43,7 +43,10 @@ class Ticket:
         """The program. Raises BadRequest, naming what is wrong with its source, or that it took too long."""
         if not self.compiled.done():
             raise BadRequest(f"the grammar was not compiled within {self._seconds:g} seconds")
-        return self.compiled.result()
+        error = self.compiled.exception()
+        if error is None or isinstance(error, BadRequest):
+            return self.compiled.result()
+        raise BadRequest(f"the grammar cannot be compiled: {error}") from error  # the library's own fault
 
 
 class Programs:

@@ -66,10 +66,9 @@ def schema_grammar(schema: dict[str, Any] | bool) -> str:
         raise BadRequest(f"the JSON schema cannot be used: {error}") from error
 
 
-def first_line(said: str) -> str:
-    """What the library says, short enough for a person."""
-    lines = said.strip().splitlines() or [""]
-    return lines[0][:400]
+def one_line(said: str) -> str:
+    """What the library says, on one line and short enough for a person."""
+    return " ".join(line.strip() for line in said.strip().splitlines())[:300]
 
 
 def _choice(source: str) -> str:
