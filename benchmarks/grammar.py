@@ -78,7 +78,8 @@ def conversations(folder: Path, count: int) -> Iterator[tuple[list[dict], list[d
 
 def forced(args: argparse.Namespace, console: Console) -> None:
     """Tokens per round of every arm over the same conversations."""
-    with LLM(args.model, drafts=args.drafts, draft=args.draft, max_rows=4, kv_tokens=16384, progress=False) as llm:
+    given = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
+    with LLM(args.model, max_rows=4, kv_tokens=16384, progress=False, **given) as llm:
         runner = llm._engine._loop._runner
         runs, totals = runner._forced, {True: [0, 0], False: [0, 0]}
         texts: dict[bool, list[str]] = {True: [], False: []}
@@ -141,7 +142,12 @@ def timed(engine: Engine, requests: Sequence[Request]) -> float:
 def streams(args: argparse.Namespace, console: Console) -> None:
     """Constrained over free streams by rows, one after the other in turn; medians of the ratios."""
     for speculation in args.speculation:
-        given: dict[str, Any] = {"draft": args.draft, "drafts": args.drafts, "speculation": speculation}
+        given: dict[str, Any] = {
+            "draft": args.draft,
+            "drafts": args.drafts,
+            "speculation": speculation,
+            "overlap": args.overlap,
+        }
         with LLM(args.model, max_rows=max(args.rows), kv_tokens=max(args.rows) * 512, progress=False, **given) as llm:
             prompts = [_prompt(llm, f"List {topic} as JSON.") for topic in TOPICS]
             ends = llm.info.eos_ids
@@ -184,7 +190,8 @@ def hostile_grammars() -> dict[str, GrammarSpec]:
 
 def hostile(args: argparse.Namespace, console: Console) -> None:
     """Seconds between the tokens of a plain stream, alone and beside four hostile requests."""
-    with LLM(args.model, draft=args.draft, drafts=args.drafts, max_rows=8, kv_tokens=16384, progress=False) as llm:
+    given = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
+    with LLM(args.model, max_rows=8, kv_tokens=16384, progress=False, **given) as llm:
         prompt = _prompt(llm, "Tell a long story.")
         plain = SamplingParams(max_tokens=400, temperature=0.0)
         for name, others in (("alone", {}), ("beside hostile grammars", hostile_grammars())):
@@ -221,6 +228,7 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--speculation", nargs="+", default=["off", "auto"])
+    parser.add_argument("--overlap", default="auto")
     parser.add_argument("--bfcl", type=Path)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=120)
