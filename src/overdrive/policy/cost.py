@@ -77,7 +77,7 @@ class Surface:
 
     def _settle(self) -> None:
         """Make ready to be read."""
-        grid = np.maximum.accumulate(np.apply_along_axis(rising, 0, self.corrected), axis=1)
+        grid = np.maximum.accumulate(np.stack([rising(column) for column in self.corrected.T], axis=1), axis=1)
         self._columns = grid.T.tolist()
         self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
         self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
@@ -97,6 +97,8 @@ def rising(values: np.ndarray) -> np.ndarray:
 
     Pool adjacent violators; Barlow et al., Statistical Inference under Order Restrictions, 1972.
     """
+    if (values[1:] >= values[:-1]).all():
+        return values
     runs: list[tuple[float, int]] = []  # mean and length
     for value in values.tolist():
         mean, length = value, 1
@@ -185,6 +187,8 @@ class CostTable:
 
     def catch_up(self, tokens: int) -> float:
         """Seconds to catch up on so many missed tokens, all rows together: a guess, as drafting grows with rows."""
+        if not tokens:
+            return 0.0
         few, many = self.drafts.second[0], self.drafts.second[-1]
         if many > few:
             return tokens * (self.drafts.at(1, many) - self.drafts.at(1, few)) / (many - few)

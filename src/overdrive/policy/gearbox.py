@@ -12,6 +12,7 @@ hill to climb. `pace`, tokens a second of decoding, is what makes the sum of suc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -96,6 +97,7 @@ class Gearbox(Controller):
         self._acceptance = _Acceptance(estimator)
         self._pace = _Pace()
         self._catch_up = CatchUp(costs)
+        self._weighed = _Weighed([], LoadView(0, 0, 0), 0.0, [], 0.0)
 
     @property
     def plans(self) -> Sequence[int]:
@@ -123,7 +125,8 @@ class Gearbox(Controller):
         if correct:
             asked = sum(map(_DRAFTS, step.rows)) if drafts else 0
             fed = self.costs.fed(rows, drafts, asked, 0)
-            self.costs.correct(fed, sum(map(_UPPER_LEN, step.rows)) - asked, sum(outcome.seconds[1:]))
+            context = _about(sum(map(_UPPER_LEN, step.rows)) - asked)
+            self.costs.correct(fed, context, sum(outcome.seconds[1:]))
         drafting = (rows if step.plan.most_rows < 0 else min(step.plan.most_rows, rows)) if drafts else 0
         self._catch_up.settle(step, drafting, outcome.seconds[0] if plain else 0.0, correct)
 
@@ -153,10 +156,28 @@ class Gearbox(Controller):
         return Beliefs(survival, errors, self.costs.corrected())
 
     def _weigh(self, view: LoadView) -> tuple[list[Prospect], float]:
-        """Every candidate, K = 0 first, and the pace: tokens that a second is worth."""
+        """Every candidate, K = 0 first, and the pace: tokens that a second is worth.
+
+        Steps follow each other that differ in nothing but a little context: what was weighed holds until more does.
+        """
+        survival, ratio = self._acceptance.survival(view), self._pace.ratio
+        load = replace(view, context_tokens=_about(view.context_tokens))
+        if survival is not self._weighed.survival or load != self._weighed.load or ratio != self._weighed.ratio:
+            found = self._candidates(load, survival)
+            pace = ratio * max(tokens / alone for _, tokens, alone, _ in found)
+            rows = view.decode_rows
+            prospects = [
+                Prospect(k, rows if k else 0, asked, tokens, seconds, tokens - pace * seconds)
+                for k, (asked, tokens, _, seconds) in zip(self._ks, found, strict=True)
+            ]
+            self._weighed = _Weighed(survival, load, ratio, prospects, pace)
+        return self._weighed.prospects, self._weighed.pace
+
+    def _candidates(self, view: LoadView, survival: Sequence[float]) -> list[tuple[int, float, float, float]]:
+        """For every candidate: drafts asked for, tokens to expect, seconds of the step without prompts and as it is."""
         rows, context, prefill, costs = view.decode_rows, view.context_tokens, view.prefill_tokens, self.costs
-        found, best = [], 0.0
-        for k, (asked, accepted) in zip(self._ks, self._yields(view), strict=True):
+        found = []
+        for k, (asked, accepted) in zip(self._ks, self._yields(view, survival), strict=True):
             drafting = costs.draft(k, rows)
             step = whole = costs.step(costs.fed(rows, k, asked, 0), context)
             if prefill:
@@ -165,16 +186,14 @@ class Gearbox(Controller):
             if view.masked_rows:
                 masks = view.masked_rows * (1 + k)
                 alone, seconds = alone + costs.waiting(masks, step), seconds + costs.waiting(masks, whole)
-            best = max(best, (rows + accepted) / alone)
-            found.append((k, rows if k else 0, asked, rows + accepted, seconds))
-        pace = self._pace.ratio * best
-        return [Prospect(*one, one[3] - pace * one[4]) for one in found], pace
+            found.append((asked, rows + accepted, alone, seconds))
+        return found
 
-    def _yields(self, view: LoadView) -> list[tuple[int, float]]:
+    def _yields(self, view: LoadView, survival: Sequence[float]) -> list[tuple[int, float]]:
         """For every candidate, drafts asked for and accepted ones to expect, all rows together."""
         takers, asked, accepted = view.decode_rows, 0, 0.0
         by_depth = [(0, 0.0)]
-        for position, share in enumerate(self._acceptance.survival(view)):
+        for position, share in enumerate(survival):
             if view.caps:
                 takers -= view.caps[position] if position < len(view.caps) else takers
             asked += takers
@@ -188,6 +207,8 @@ class Gearbox(Controller):
         A lasting gain of 1 % is taken within some fifty steps, an estimate that swings about none hardly ever.
         """
         now = prospects[self._current]
+        if not any(self._evidence) and now.value >= max(map(_VALUE, prospects)):
+            return
         gains = [(one.value - now.value) / pace for one in prospects]
         self._evidence = [max(0.0, gained + gain) for gained, gain in zip(self._evidence, gains, strict=True)]
         exceeding = [
@@ -259,6 +280,22 @@ class Gearbox(Controller):
         masks = view.masked_rows * (1 + k)
         seconds = self.costs.draft(k, rows) + step + self.costs.waiting(masks, step)
         return Prospect(k, rows, asked, tokens, seconds, tokens - pace * seconds)
+
+
+class _Weighed(NamedTuple):
+    """What was weighed last, and what for."""
+
+    survival: Sequence[float]
+    load: LoadView
+    ratio: float
+    prospects: list[Prospect]
+    pace: float
+
+
+def _about(context: int) -> int:
+    """Within 2 % of it, and the same for as long as may be."""
+    step = 1 << max(0, context.bit_length() - 6)
+    return context // step * step + step // 2
 
 
 def _explained(rule: str, chosen: Prospect, prospects: Sequence[Prospect], rows: int) -> Plan:
