@@ -15,11 +15,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from overdrive.bars import LoadingBars
 from overdrive.errors import OverdriveError
 from overdrive.link import EngineClient
 from overdrive.serve.process import EngineProcess
 from overdrive.serve.service import Closed, Gate, Service
+from overdrive.serve.terminal import loading
 
 log = logging.getLogger("overdrive.serve")
 
@@ -126,7 +126,7 @@ class EngineKeeper:
     async def _live(self, number: int, on_ready: Callable[[Service], None]) -> str:
         """One engine's life; why it ended. Raises OverdriveError when it is the first and cannot start."""
         address = f"ipc://{self._folder}/engine{number}"
-        bars = LoadingBars()
+        bars = loading(self._gate.options.log_format)
         async with EngineLife(self._start(address), address, bars.update) as life:
             self._life = life
             try:

@@ -55,7 +55,7 @@ def log_request(scope: Scope, status: int, record: RequestRecord) -> None:
             "first_token_seconds": round(record.first - record.started, 4) if record.first else "",
             "finish": "+".join(f"{name}:{count}" if count > 1 else name for name, count in record.finishes.items()),
         }
-    level = logging.DEBUG if where in QUIET and status < 400 else logging.INFO
+    level = logging.DEBUG if where in QUIET and status in (200, 503) else logging.INFO
     log.log(level, "request", extra={"fields": {name: value for name, value in fields.items() if value != ""}})
 
 

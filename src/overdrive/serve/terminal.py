@@ -1,11 +1,44 @@
-"""What `overdrive serve` says in the terminal once it serves."""
+"""What `overdrive serve` says while it loads and once it serves."""
 
 from __future__ import annotations
 
 import json
+import logging
 import shlex
+from contextlib import AbstractContextManager
+from typing import Protocol
 
+from overdrive.bars import LoadingBars
+from overdrive.config import LogFormat
 from overdrive.wire import EngineInfo
+
+log = logging.getLogger("overdrive.serve")
+
+
+class Loading(AbstractContextManager[object], Protocol):
+    """Is told of the progress of a start, as in `wire.Loading`."""
+
+    def update(self, label: str, done: int, total: int) -> None: ...
+
+
+class LoadingLines(AbstractContextManager[object]):
+    """A line of the log for each phase."""
+
+    def __init__(self) -> None:
+        self._label = ""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, label: str, done: int, total: int) -> None:
+        if label != self._label:
+            self._label = label
+            log.info("loading", extra={"fields": {"phase": label}})
+
+
+def loading(form: LogFormat) -> Loading:
+    """Bars for people, lines for machines."""
+    return LoadingLines() if form == "json" else LoadingBars()
 
 
 def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool, chats: bool = True) -> str:
