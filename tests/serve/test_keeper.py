@@ -16,7 +16,8 @@ from overdrive.serve.metrics import Metrics
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate
 from overdrive.tools.style import chat_style
-from overdrive.wire import Failed, Ready
+from overdrive.types import FinishReason, SamplingParams
+from overdrive.wire import Failed, Ready, Tokens
 
 from .fakes import INFO, TEMPLATE, FakeEngine
 
@@ -127,6 +128,55 @@ def test_a_server_told_to_end_starts_no_engine_in_place_of_the_one_that_drained(
         await kept.until(lambda: isinstance(kept.gate.state, Service))
         await kept.keeper.drain(1.0, asyncio.Event())
         await keeping
+
+    asyncio.run(scenario())
+    assert kept.started == 1
+
+
+def test_a_drain_that_takes_too_long_ends_what_still_runs(tmp_path):
+    kept = Kept(tmp_path, [lambda address: FakeEngine(script=silent).serve(address)])
+
+    async def scenario() -> list[FinishReason | None]:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        reply = kept.gate.state.submit(["a"], [[1]], [SamplingParams(max_tokens=5)], 60.0)
+        await kept.keeper.drain(0.05, asyncio.Event())
+        await keeping
+        return [item.finish async for item in reply]
+
+    assert asyncio.run(scenario()) == [FinishReason.ABORT]
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(tmp_path):
+    kept = Kept(tmp_path, [lambda address: FakeEngine(script=silent).serve(address)])
+
+    async def scenario() -> None:
+        keeping, hurry = asyncio.create_task(kept.run()), asyncio.Event()
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        kept.gate.state.submit(["a"], [[1]], [SamplingParams(max_tokens=5)], 60.0)
+        draining = asyncio.create_task(kept.keeper.drain(1e6, hurry))
+        await kept.until(lambda: isinstance(kept.gate.state, Closed))
+        hurry.set()
+        await draining
+        await keeping
+
+    asyncio.run(scenario())
+
+
+def silent(submit):
+    """Never answers."""
+    return iter(lambda: Tokens(submit.id), None)
+
+
+def test_a_server_that_waits_to_start_its_engine_again_can_be_ended(tmp_path):
+    kept = Kept(tmp_path, [dies], first_wait=1e6)
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Closed) and kept.gate.state.status == "restarting")
+        await kept.keeper.drain(1e6, asyncio.Event())
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
 
     asyncio.run(scenario())
     assert kept.started == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -154,3 +155,23 @@ def test_requests_being_prepared_have_their_place_in_the_queue(http, server, mon
     assert http.post("/v1/completions", json=ASK).status_code == 429
     monkeypatch.setattr(server.gate.entrance, "preparing", ready.info.max_rows + ready.info.max_queue - 1)
     assert http.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_a_flood_is_answered_to_the_last_client(make_server):
+    """`benchmarks/flood.py` is the same with thousands, and a real engine."""
+    server = make_server(info=msgspec.structs.replace(INFO, max_rows=4, max_queue=4))
+
+    async def one(http: httpx.AsyncClient, number: int) -> int:
+        response = await http.post("/v1/completions", json={**ASK, "stream": number % 2 == 0})
+        assert response.status_code == 429 or not response.text.startswith("data") or "[DONE]" in response.text
+        return response.status_code
+
+    async def flood() -> list[int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+            return await asyncio.gather(*(one(http, number) for number in range(150)))
+
+    statuses = asyncio.run(flood())
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 8
+    wait(lambda: (server.client.active, server.gate.entrance.held, server.gate.entrance.preparing) == (0, 0, 0))

@@ -54,6 +54,7 @@ def test_answers_are_as_the_document_says(server, document, path, mode):
     def exchange(case):
         if isinstance(case.body, dict) and "model" in case.body and mode.is_positive:
             case.body["model"] = "tiny"  # else nearly every request ends at the unknown model
+            case.body.pop("timeout_seconds", None)  # too short a time is rightly a 504
         response = case.call(timeout=10)
         statuses.add(response.status_code)
         case.validate_response(response, checks=CHECKS)

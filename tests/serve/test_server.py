@@ -212,3 +212,13 @@ def test_small_events_do_not_wait_for_acknowledgements():
             return await options
 
     assert asyncio.run(accepted()) == 1
+
+
+def test_a_client_whose_machine_is_gone_is_noticed():
+    """Connections inherit that from the listener, where the system can."""
+    with listen(ServerOptions(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 120
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) < 120_000
