@@ -31,6 +31,7 @@ ERROR = {
         }
     },
 }
+STREAM = "Server-sent events: each data is a chunk of the answer as JSON, or an error, and at last [DONE]."
 FAULTS = {
     400: "A parameter is wrong; `param` names it.",
     401: "The API key is missing or wrong.",
@@ -50,7 +51,7 @@ def body(
     """Arguments of a route decorator that describe its body and its answers."""
     content: dict[str, Any] = {media: {"schema": _ref(answer) if answer else {}}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"description": STREAM}}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
     faults = FAULTS if request else {code: FAULTS[code] for code in (401, 404, 503)}
     for status, text in faults.items():
