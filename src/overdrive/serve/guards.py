@@ -109,6 +109,7 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                self._count(scope, status)
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = record.id
                 for name, value in HEADERS.items():
@@ -124,9 +125,13 @@ class Observe:
             await error_response(ServerFault("internal error; the server's log has more"))(scope, receive, watched)
         finally:
             record.hold.release()
-            self._gate.metrics.requests.labels(route(scope), str(status)).inc()
+            if not status:
+                self._count(scope, status)
             for told in self._watchers:
                 told(scope, status, record)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        self._gate.metrics.requests.labels(route(scope), str(status)).inc()
 
 
 def route(scope: Scope) -> str:
