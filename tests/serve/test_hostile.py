@@ -144,7 +144,7 @@ def test_bytes_that_are_hardly_http_are_refused_and_cost_nobody_else(http, serve
             connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 answer += part
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:  # it has hung up already
             pass
     assert answer == b"" or answer[9:10] == b"4" or (answer[9:12] == b"200" and b"/health" in RAW[name]), answer[:300]
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
