@@ -17,7 +17,8 @@ TIGHT = {"kv_tokens": 512, "max_rows": 12}
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"guided_regex": "("}, "guided_regex"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"speculation": {"max_drafts": -1}}, "speculation.max_drafts"),
         ({"speculation": {"draft": "eagle"}}, "speculation.draft"),
