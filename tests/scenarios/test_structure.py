@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from overdrive.tools.formats import Thinking
+from overdrive.tools.formats import HERMES, Thinking
+from overdrive.tools.style import Shows
 
 from .servers import OFF, Server
 
@@ -151,7 +154,7 @@ def test_a_schema_begins_where_the_reasoning_ends_within_an_accepted_run(make_se
             continue
         body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "guided_json": PERSON}
         body |= {"temperature": 0, "max_tokens": 200, "return_token_ids": True}
-        with reasoning(server, mark):
+        with styled(server, thinking=Thinking("<think>", mark), close_ids=tuple(mark.encode())):
             answers = [server.chat(body), server.chat({**body, "speculation": OFF})]
         for answer in answers:
             assert answer["message"]["reasoning_content"] == free.text[:place].strip(" \t\r\n")
@@ -161,21 +164,36 @@ def test_a_schema_begins_where_the_reasoning_ends_within_an_accepted_run(make_se
     assert len(marks) > 2
 
 
-class reasoning:
-    """The server's model ends its reasoning by `mark` as long as this lasts."""
+@contextmanager
+def styled(server: Server, **changes: Any) -> Iterator[None]:
+    """The server's model writes its chats in another way as long as this lasts."""
+    service = server.gate.state
+    server.gate.state = replace(service, style=replace(service.style, **changes))
+    try:
+        yield
+    finally:
+        server.gate.state = service
 
-    def __init__(self, server: Server, mark: str) -> None:
-        self._gate = server.gate
-        self._service = self._gate.state
-        style = self._service.style
-        marked = replace(style, thinking=Thinking("<think>", mark), close_ids=tuple(mark.encode()))
-        self._marked = replace(self._service, style=marked)
 
-    def __enter__(self) -> None:
-        self._gate.state = self._marked
-
-    def __exit__(self, *_: object) -> None:
-        self._gate.state = self._service
+@every_speed
+def test_calls_begin_where_the_text_writes_the_token_that_begins_them(make_server, speed) -> None:
+    """Text before it is free, and the model's own; which token it is, is chosen from that text."""
+    server = make_server(max_model_len=1200, **speed)
+    [free], _ = server.ask(prompt="<user>hello\n<a>", max_tokens=90, add_special_tokens=False)
+    marks = {char: free.text.index(char) for char in free.text if char.isascii() and char.isprintable() and char != " "}
+    late = sorted(marks, key=marks.__getitem__)[-4:]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "tools": TOOLS, "temperature": 0}
+    body |= {"max_tokens": 300, "return_token_ids": True, "parallel_tool_calls": False}
+    for mark in late:
+        form = replace(HERMES, call=mark + HERMES.call, markers=(mark,))
+        with styled(server, form=form, trigger_id=ord(mark), shows=Shows(tools=True, calls=True, results=True)):
+            answers = [server.chat(body), server.chat({**body, "speculation": OFF})]
+        assert answers[0]["token_ids"] == answers[1]["token_ids"]
+        assert (answers[0]["message"]["content"] or "") == free.text[: marks[mark]].rstrip(" \t\r\n")
+        assert answers[0]["finish_reason"] == "tool_calls"
+        for call in answers[0]["message"]["tool_calls"]:
+            assert SHAPE.fullmatch(call["function"]["arguments"]), call
+    assert marks[late[-1]] > 5
 
 
 @every_speed
