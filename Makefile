@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 
-.PHONY: help venv dev serve chat test slow browser lint format clean
+.PHONY: help venv dev serve chat test slow fuzz soak browser lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,8 @@ help:
 	@echo 'make chat  [MODEL=smollm2] [ARGS=...]                        set up and chat in the terminal'
 	@echo 'make test  [ARGS="-k stop"]                                  set up and run the tests'
 	@echo 'make slow  [ARGS=...]                                        the tests that take minutes'
+	@echo 'make fuzz  [ARGS=...]                                        search longer where hypothesis looks for faults'
+	@echo 'make soak  [ARGS="--hours 8 --model smollm2"]                mixed traffic, aborts and kills; minutes by default'
 	@echo 'make browser                                                 the live page in Chromium, which must be there'
 	@echo 'make lint, make format                                       check, or mend, how the code looks'
 	@echo 'make bench-NAME [ARGS=...]                                   run benchmarks/NAME.py; ARGS=--help explains it'
@@ -46,6 +48,13 @@ test: $(READY_DEV)
 
 slow: $(READY_DEV)
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Parsers of what strangers bring, and the engine as a state machine, with 100 times the examples of `make test`.
+fuzz: $(READY_DEV)
+	@$(BIN)/python -m pytest --hypothesis-profile=long tests/fuzz tests/loop/test_engine_machine.py --timeout=0 $(ARGS)
+
+soak: $(READY_DEV)
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 browser: $(READY_DEV)
 	@$(PIP) install --quiet --editable '.[browser]'
