@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -84,9 +85,9 @@ async def _stream(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> s
     async with http.stream("POST", path, json=body) as response:
         if response.status_code != 200:
             return _refusal(response.status_code, await response.aread())
-        async for line in response.aiter_lines():
-            done = done or line == "data: [DONE]"
-            if not line.startswith("data: {"):
+        async for line in _lines(response):
+            done = done or line == b"data: [DONE]"
+            if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line[6:])
             if "error" in event:
@@ -97,6 +98,15 @@ async def _stream(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> s
     if error:
         return error
     return "finished" if sorted(ended) == list(range(body.get("n", 1))) else "lost: choices without exactly one end"
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines that end in a newline alone: texts may hold what else Unicode calls an end of line."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _refusal(status: int, content: bytes) -> str:
