@@ -35,7 +35,7 @@ class CostStore:
         try:
             stored = json.loads(self.path(key).read_text(encoding="utf-8"))
             return CostTable.from_dict(stored, dict(key)) if isinstance(stored, dict) else None
-        except (OSError, OverdriveError, ValueError, KeyError, TypeError):
+        except (OSError, OverdriveError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def save(self, key: Key, table: CostTable) -> None:

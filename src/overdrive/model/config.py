@@ -149,7 +149,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OverdriveError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OverdriveError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise OverdriveError(f"{path} holds no JSON object")
@@ -160,14 +160,15 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     """The supported architecture a config names, by `architectures` or else by `model_type`."""
     names = raw.get("architectures") or []
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
-    names = names if isinstance(names, list) else [names]
-    if not names and raw.get("model_type") in by_type:
-        return by_type[raw["model_type"]]
+    names = [str(name) for name in (names if isinstance(names, list) else [names])]
+    by_name = str(raw.get("model_type"))
+    if not names and by_name in by_type:
+        return by_type[by_name]
     for name in names:
         if name in FAMILIES:
             return name
-    named = ", ".join(map(str, names)) or raw.get("model_type") or "(none named)"
-    raise OverdriveError(f"unsupported architecture {named}; supported: {', '.join(FAMILIES)}")
+    named = ", ".join(names) or raw.get("model_type") or "(none named)"
+    raise OverdriveError(f"unsupported architecture {str(named)[:200]!r}; supported: {', '.join(FAMILIES)}")
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
@@ -175,7 +176,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if activation not in ("silu", "swish"):
         raise OverdriveError(f"config: hidden_act {activation!r} is not supported; supported: silu")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+        given = raw["quantization_config"]
+        method = given.get("quant_method", "unknown") if isinstance(given, dict) else given
         raise OverdriveError(f"config: {method!r} quantised weights are not supported; take float ones or a .gguf file")
 
 
@@ -236,9 +238,11 @@ def _windows(raw: Mapping[str, Any], layers: int, family: Family) -> tuple[int, 
     if family.windows == "all":
         return (window,) * layers
     first = raw.get("max_window_layers", 28)
+    if not isinstance(first, int):
+        raise OverdriveError(f"config: max_window_layers must be a whole number, not {first!r}")
     kinds = raw.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    unknown = set(kinds) - {"sliding_attention", "full_attention"}
-    if unknown or len(kinds) != layers:
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
         raise OverdriveError(f"config: layer_types must give {layers} layers sliding_attention or full_attention")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
@@ -257,7 +261,7 @@ def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
         key: raw[key] for key in ("temperature", "top_p", "top_k", "repetition_penalty") if raw.get(key) is not None
     }
     for key, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MOST:
             raise OverdriveError(f"generation_config: {key} must be a number, not {value!r}")
     return GenerationDefaults(
         temperature=float(given.get("temperature", 1.0)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,14 @@ class GGUFCheckpoint:
         kind = _kind(info, name, self._header.path)
         if kind in _PLAIN:
             return self._plain(name)
-        rows = int(np.prod(info.dims[1:]))
+        rows = prod(info.dims[1:])
         return GGUFBlocks(self._raw(name, info, kind).reshape(rows, -1), kind, info.dims[0])
 
     def _plain(self, name: str) -> Tensor:
         info = self._header.tensors[name]
         kind = _kind(info, name, self._header.path)
+        if kind not in _PLAIN:
+            raise OverdriveError(f"{self._header.path}: tensor {name} must not be quantised, and is {kind.name}")
         stored, dtype = _PLAIN[kind]
         values = np.array(self._raw(name, info, kind)).view(stored)  # a copy: the file is mapped read-only
         return torch.from_numpy(values).view(dtype).reshape(info.dims[::-1])
@@ -134,7 +137,7 @@ class GGUFCheckpoint:
         path = self._header.path
         if not info.dims or info.dims[0] % per_block:
             raise OverdriveError(f"{path}: tensor {name} of shape {list(info.dims)} does not fit {kind.name} blocks")
-        end = info.start + int(np.prod(info.dims)) // per_block * block_bytes
+        end = info.start + prod(info.dims) // per_block * block_bytes
         if end > self._header.size:
             raise OverdriveError(f"{path} is cut off: tensor {name} ends at byte {end:,} of {self._header.size:,}")
         return self._bytes[info.start : end]
@@ -164,7 +167,7 @@ def _ggml_name(name: str) -> str:
 def config_words(header: GGUFHeader) -> dict[str, Any]:
     """The file's metadata in the words of a config.json, so that one reader checks both."""
     meta, path = header.metadata, header.path
-    arch = meta.get("general.architecture")
+    arch = str(meta.get("general.architecture"))
     if arch not in ARCHITECTURES or meta.get(f"{arch}.expert_count"):
         named = f"{arch} with experts" if arch in ARCHITECTURES else arch
         raise OverdriveError(f"{path}: unsupported architecture {named}; supported: {', '.join(ARCHITECTURES)}")
@@ -201,7 +204,7 @@ def config_words(header: GGUFHeader) -> dict[str, Any]:
 def _end_ids(meta: Mapping[str, Any]) -> list[int]:
     """Ids the file marks as ending a text, a turn or a message."""
     found = (meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    return sorted({i for i in found if i is not None})
+    return sorted({i for i in found if isinstance(i, int)})
 
 
 def _rope_scaling(get: Any) -> dict[str, Any] | None:

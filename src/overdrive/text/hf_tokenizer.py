@@ -40,8 +40,10 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OverdriveError(f"{path} is no valid JSON: {error}") from error
+    except OSError as error:
+        raise OverdriveError(f"cannot read {path}: {error.strerror}") from error
     if not isinstance(value, dict):
         raise OverdriveError(f"{path} does not hold a JSON object")
     return value
@@ -49,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _assemble(core: Core, config: Mapping[str, Any]) -> Tokenizer:
     special_tokens = {name: text for name in _NAMED if (text := _text(config.get(name)))}
-    more = [_text(token) for token in config.get("additional_special_tokens") or []]
+    more = [_text(token) for token in _listed(config.get("additional_special_tokens"))]
     by_name = (core.token_to_id(text) for text in [*special_tokens.values(), *more])
     added = core.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special} | {
@@ -65,6 +67,11 @@ def _assemble(core: Core, config: Mapping[str, Any]) -> Tokenizer:
 def _text(token: Any) -> str:
     """A token as configs write it: its text, or an object with the text in `content`."""
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
+
+
+def _listed(value: Any) -> list[Any]:
+    """A list as it is; of anything else, which is no list of tokens, nothing."""
+    return value if isinstance(value, list) else []
 
 
 def _prefix(core: Core, config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -16,15 +16,15 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import SecurityError
 
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.text.messages import normalised
+from overdrive.text.sandbox import JOIN, MAX_CHARS, ROUND, Sandbox
+from overdrive.text.sandbox import names as sandbox_names
 
-_MAX_CHARS = 16 << 20  # of rendered text, and of any string that a template multiplies
-_MAX_ROUNDS = 100_000  # of all loops and macro calls of one rendering: well below a second
-_MAX_BITS = 4096  # of a whole number that a template raises to a power
-_TICK = "__round"
+_MOST_INDENT = 64
+_MOST_SAID = 500  # characters of a fault that a template itself words
 
 
 class ChatTemplate:
@@ -44,9 +44,9 @@ class ChatTemplate:
         self._knows_developer = {name: "developer" in text for name, text in templates.items()}
         try:
             self._compiled = {name: environment.from_string(text) for name, text in templates.items()}
-        except (jinja2.TemplateError, RecursionError) as error:
+        except Exception as error:  # Jinja's own, or Python's where it compiles what Jinja has made of it
             raise OverdriveError(
-                f"the chat template of {origin} is no valid Jinja ({error}); name another with --chat-template"
+                f"the chat template of {origin} is no valid Jinja ({_said(error)}); name another with --chat-template"
             ) from error
 
     @property
@@ -79,7 +79,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        for taken in (*given, _TICK):
+        for taken in (*given, ROUND, JOIN):
             if taken in (chat_template_kwargs or {}):
                 raise BadRequest(f"chat_template_kwargs must not set {taken!r}", "chat_template_kwargs")
         return self._run(self._compiled[name], variables | given)
@@ -87,60 +87,19 @@ class ChatTemplate:
     def _run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         pieces, length = [], 0
         try:
-            for piece in template.generate(variables | {_TICK: _Budget(_MAX_ROUNDS).spend}):
+            for piece in template.generate(variables | sandbox_names()):
                 pieces.append(piece)
                 length += len(piece)
-                if length > _MAX_CHARS:
-                    raise SecurityError(f"more than {_MAX_CHARS} characters of output")
+                if length > MAX_CHARS:
+                    raise SecurityError(f"more than {MAX_CHARS} characters of output")
         except Exception as error:  # a template can raise anything that Python's operators can
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise BadRequest(f"the chat template failed on these messages: {said}", "messages") from error
+            raise BadRequest(f"the chat template failed on these messages: {_said(error)}", "messages") from error
         return "".join(pieces)
 
 
-class _Budget:
-    """Rounds that one rendering may still take."""
-
-    def __init__(self, rounds: int) -> None:
-        self._left = rounds
-
-    def spend(self) -> str:
-        self._left -= 1
-        if self._left < 0:
-            raise SecurityError(f"more than {_MAX_ROUNDS} rounds of its loops")
-        return ""
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, with loops and macros that count their rounds and operators that cannot fill the memory."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(right, int) and _size(left) * right > _MAX_BITS:
-            raise SecurityError("a power beyond all use")
-        if operator == "*" and max(_repeated(left, right), _repeated(right, left)) > _MAX_CHARS:
-            raise SecurityError("a product beyond all use")
-        return super().call_binop(context, operator, left, right)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        loops: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
-        for block in loops:
-            count = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None, lineno=block.lineno)
-            block.body.insert(0, nodes.ExprStmt(count, lineno=block.lineno).set_environment(self))
-        return tree
-
-
-def _size(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 1
-
-
-def _repeated(value: Any, times: Any) -> int:
-    """Elements of `value * times`: characters, items, or bits of a whole number."""
-    if isinstance(value, (str, list, tuple)) and isinstance(times, int):
-        return len(value) * times
-    return _size(value) + _size(times)
+def _said(error: Exception) -> str:
+    """In one line."""
+    return " ".join(str(error).split())[:_MOST_SAID] or type(error).__name__
 
 
 class _GenerationTag(Extension):
@@ -153,8 +112,8 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+def _environment() -> Sandbox:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -169,6 +128,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without Jinja's HTML escaping."""
+    if indent is not None and not 0 <= indent <= _MOST_INDENT:
+        raise SecurityError(f"an indent of {indent}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
