@@ -167,8 +167,8 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     for name in names:
         if name in FAMILIES:
             return name
-    named = ", ".join(names) or raw.get("model_type") or "(none named)"
-    raise OverdriveError(f"unsupported architecture {str(named)[:200]!r}; supported: {', '.join(FAMILIES)}")
+    named = " ".join(str(", ".join(names) or raw.get("model_type") or "(none named)").split())
+    raise OverdriveError(f"unsupported architecture {named[:200]}; supported: {', '.join(FAMILIES)}")
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
