@@ -120,6 +120,24 @@ def test_a_later_engine_that_cannot_start_is_followed_by_another(tmp_path):
     assert seen == ["restarting", "draining"]
 
 
+def test_a_system_without_a_process_to_give_is_asked_again(tmp_path):
+    class NoProcess(ThreadProcess):
+        def __enter__(self):
+            raise OSError("no memory")
+
+    kept = Kept(tmp_path, [dies], restarts=2)
+    first, starts = kept.start, []
+
+    def start(address: str) -> ThreadProcess:
+        starts.append(address)
+        return first(address) if len(starts) == 1 else NoProcess(address, dies)
+
+    kept.keeper = EngineKeeper(start, kept.open, kept.gate, tmp_path, 2, 0.01)
+    with pytest.raises(OverdriveError, match="cannot be started: no memory"):
+        asyncio.run(kept.run())
+    assert len(starts) == 3
+
+
 def test_a_server_told_to_end_starts_no_engine_in_place_of_the_one_that_drained(tmp_path):
     kept = Kept(tmp_path, [serves])
 

@@ -114,7 +114,12 @@ class EngineKeeper:
         deaths, number = 0, 0
         while not self._draining:
             began = time.monotonic()
-            reason = await self._live(number, on_ready)
+            try:
+                reason = await self._live(number, on_ready)
+            except OSError as error:  # the system has no process to give
+                reason = f"the engine process cannot be started: {error}"
+                if number == 0:
+                    raise OverdriveError(reason) from error
             if self._draining:
                 return
             deaths = 1 if time.monotonic() - began > STEADY_SECONDS else deaths + 1
