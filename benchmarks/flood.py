@@ -1,12 +1,14 @@
 """A flood: so many connections at once, each with one request. Every one must end with 200 or 429, and none may hang.
 
-Run: PYTHONPATH=src python benchmarks/flood.py [--connections 2000] [--url http://127.0.0.1:8000] [--model smollm2]
+Run: PYTHONPATH=src python benchmarks/flood.py [--connections 2000] [--halves 500] [--url URL | --model smollm2]
 
 Without --url it starts `overdrive serve MODEL` on a free port of loopback and ends it again, with SIGTERM. All
 connections are opened first, as fast as the server accepts them; then all requests are sent. An answer is the whole
 response, streams up to their [DONE]. Beside 200 and 429 it tells of the Retry-After that was given, and of everything
-else as a fault; the exit code is 1 when there is one, when a connection is still open after --seconds, when /health is
-not 200 during the flood or after it, or when the server does not end with 0.
+else as a fault. --halves are further connections, opened before, that send half a request's head and no more: they must
+cost the others nothing, and be closed by the server. The exit code is 1 for a fault, a connection that is still open
+after --seconds, a half request that is not closed, a /health that is not 200 during the flood and after it, and a
+server that does not end with 0.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+HALF_SECONDS = 40.0  # the server closes such a connection after 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--url", default="", help="a server that runs already, on this machine")
     parser.add_argument("--model", default="smollm2", help="what to serve without --url")
     parser.add_argument("--connections", type=int, default=2000)
+    parser.add_argument("--halves", type=int, default=500)
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=240.0, help="after which an open connection counts as hung")
     parser.add_argument("serve", nargs="*", help="further options of overdrive serve, behind --")
@@ -110,6 +115,7 @@ async def flood(url: str, arguments: argparse.Namespace) -> tuple[list[Answer], 
         finally:
             writer.close()
 
+    halves = [asyncio.create_task(_half(where.hostname, where.port)) for _ in range(arguments.halves)]
     tasks = [asyncio.create_task(one(number)) for number in range(arguments.connections)]
     while ready < arguments.connections and not any(task.done() for task in tasks):
         await asyncio.sleep(0.01)
@@ -119,10 +125,23 @@ async def flood(url: str, arguments: argparse.Namespace) -> tuple[list[Answer], 
     healthy = [await asyncio.to_thread(_healthy, url)]
     await asyncio.wait(tasks, timeout=arguments.seconds)
     answers = [_outcome(task, arguments.seconds) for task in tasks]
-    for task in tasks:
+    if halves:
+        done, left = await asyncio.wait(halves, timeout=HALF_SECONDS)
+        print(f"half a head: {len(done)} were closed, {len(left)} are still open")
+        healthy.append(not left)
+    for task in (*tasks, *halves):
         task.cancel()
     healthy.append(await asyncio.to_thread(_healthy, url))
     return answers, healthy
+
+
+async def _half(host: str | None, port: int | None) -> None:
+    """Sends half a head and waits until the server has had enough."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: flood\r\nConte")
+    with contextlib.suppress(OSError):
+        await reader.read(-1)
+    writer.close()
 
 
 def _request(model: str, number: int, max_tokens: int) -> bytes:
@@ -164,7 +183,7 @@ def report(answers: list[Answer], healthy: list[bool]) -> None:
         retries = [answer.retry_after for answer in answers if answer.status == status and answer.retry_after]
         said = f", Retry-After {min(retries)} to {max(retries)} s" if retries else ""
         print(f"{status}: {count}, median {statistics.median(times):.2f} s, slowest {times[-1]:.2f} s{said}")
-    print(f"/health during and after: {', '.join('200' if good else 'no' for good in healthy)}")
+    print(f"/health during and after: {'200' if all(healthy) else 'NOT ALWAYS 200, or half requests stayed'}")
 
 
 if __name__ == "__main__":
