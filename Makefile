@@ -51,7 +51,7 @@ slow: $(READY_DEV)
 
 # Parsers of what strangers bring, and the engine as a state machine, with 100 times the examples of `make test`.
 fuzz: $(READY_DEV)
-	@$(BIN)/python -m pytest --hypothesis-profile=long tests/fuzz tests/loop/test_engine_machine.py --timeout=0 $(ARGS)
+	@$(BIN)/python -m pytest --hypothesis-profile=long tests/fuzz tests/loop/test_engine_machine.py tests/serve/test_schema.py --timeout=0 $(ARGS)
 
 soak: $(READY_DEV)
 	@$(BIN)/python benchmarks/soak.py $(ARGS)
