@@ -26,7 +26,7 @@ log = logging.getLogger("overdrive.serve")
 LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
 END_SECONDS = 3.0  # for the engine process to end by itself
 POLL_SECONDS = 0.05
-STEADY_SECONDS = 300.0  # an engine that served for so long had a good start: its death is the first one again
+STEADY_SECONDS = 60.0  # an engine that served for so long had a good start: its death is the first one again
 FIRST_WAIT = 1.0  # before an engine is started again; doubled from one death to the next, up to the longest
 LONGEST_WAIT = 60.0
 
