@@ -78,7 +78,8 @@ def conversations(folder: Path, count: int) -> Iterator[tuple[list[dict], list[d
 
 def forced(args: argparse.Namespace, console: Console) -> None:
     """Tokens per round of every arm over the same conversations."""
-    given = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
+    given: dict[str, Any] = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
+    given["speculation"] = "fixed"
     with LLM(args.model, max_rows=4, kv_tokens=16384, progress=False, **given) as llm:
         runner = llm._engine._loop._runner
         runs, totals = runner._forced, {True: [0, 0], False: [0, 0]}
@@ -88,6 +89,8 @@ def forced(args: argparse.Namespace, console: Console) -> None:
                 runner._forced = runs if certain else ForcedRuns(len(runs.following), 0)
                 before = llm._engine.stats()
                 [answer] = llm.chat(turn, tools=tools, tool_choice="required", temperature=0, max_tokens=args.tokens)
+                while not llm._engine.idle:  # a step that was launched before its end was known
+                    llm._engine.advance()
                 after = llm._engine.stats()
                 totals[certain][0] += after.generated - before.generated - 1
                 totals[certain][1] += after.rounds - before.rounds - 1
@@ -190,7 +193,7 @@ def hostile_grammars() -> dict[str, GrammarSpec]:
 
 def hostile(args: argparse.Namespace, console: Console) -> None:
     """Seconds between the tokens of a plain stream, alone and beside four hostile requests."""
-    given = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
+    given: dict[str, Any] = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
     with LLM(args.model, max_rows=8, kv_tokens=16384, progress=False, **given) as llm:
         prompt = _prompt(llm, "Tell a long story.")
         plain = SamplingParams(max_tokens=400, temperature=0.0)

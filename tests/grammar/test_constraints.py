@@ -27,8 +27,8 @@ GRAMMARS = (
 
 
 def masks(constraint, drafts=(), runs: int = 4):
-    """[filled, W] and [filled, runs]."""
-    sheet = blank_sheet(1, 1, len(drafts) + 1, WORDS, runs)
+    """[filled, W] and [filled, 3, runs]."""
+    sheet = blank_sheet(1, 1, len(drafts) + 1, WORDS, (3, runs))
     filled = constraint.walk(list(drafts), sheet.bits, sheet.forced[0])
     return sheet.bits[:filled], sheet.forced[0, :filled]
 
@@ -57,14 +57,22 @@ def test_a_walk_says_what_one_token_at_a_time_would_say(grammar: tuple[str, str]
                     alone.accept(token)
                 if not alone.ended:
                     assert (line == masks(alone)[0][0]).all()
-                    certain = [int(token) for token in runs[depth] if token >= 0]
-                    assert not certain or legal(line, certain[0])
+                    for run in runs[depth].tolist():
+                        certain = [token for token in run if token >= 0]
+                        assert_certain(alone, certain)
             stop = len(lines) - 1
             assert stop == len(drafts) or not legal(lines[stop], drafts[stop]) or drafts[stop - 1] in (EOS, 1)
             assert (masks(constraint)[0] == before).all()
             token = rng.choice(options(before[0]))
             constraint.accept(token)
             accepted.append(token)
+
+
+def assert_certain(constraint: Constrained, run: list[int]) -> None:
+    """Every token of it is legal behind those before it; what is certain behind the first has no choice of bytes."""
+    if run:
+        lines, _ = masks(constraint, run)
+        assert len(lines) > len(run) or run[len(lines) - 1] in (EOS, 1)
 
 
 def guess(rng: random.Random, grammar, marker, accepted: list[int]) -> list[int]:
@@ -86,7 +94,7 @@ def test_where_an_answer_is_whole_only_an_end_is_legal() -> None:
     constraint.accept(PIECES.index(b"abc"))
     lines, runs = masks(constraint, [EOS, 7, 7])
     assert options(lines[0]) == [EOS, 1]
-    assert runs[0, 0] == EOS
+    assert runs[0, 0, 0] == EOS
     assert len(lines) == 2  # nothing follows the end, whatever was drafted
 
 
@@ -155,6 +163,9 @@ class Brittle:
     def forced(self) -> list[int]:
         return []
 
+    def branches(self, words, most: int) -> list[list[int]]:
+        return []
+
 
 class BrittleProgram:
     def start(self) -> Matcher:
@@ -187,7 +198,7 @@ def test_masks_are_words_of_bits() -> None:
 def test_every_row_gets_its_own_masks(threads: int) -> None:
     walker, count = Walker(threads), 20
     constraints = [made("regex", f"[{digit % 10}-9]+") for digit in range(count)]
-    sheet = blank_sheet(count, count + 1, 3, WORDS, 0)
+    sheet = blank_sheet(count, count + 1, 3, WORDS, (0, 0))
     walker.fill([(row + 1, constraints[row], [PIECES.index(b"9"), 4]) for row in range(count)], sheet)
     walker.close()
     assert (sheet.index[0] == -1).all() and sheet.legal[0] == 2

@@ -136,7 +136,7 @@ def _mask(constraint: Constraint, output: Sequence[int]) -> tuple[Constraint, Ma
     """The constraint behind an output, and its mask there."""
     for token in output:
         constraint.accept(token)
-    sheet = blank_sheet(1, 1, 1, VOCAB // 32, 0)
+    sheet = blank_sheet(1, 1, 1, VOCAB // 32, (0, 0))
     assert constraint.walk([], sheet.bits, sheet.forced[0]) == 1
     return constraint, Masks(torch.from_numpy(sheet.bits), torch.zeros(1, dtype=torch.int64))
 

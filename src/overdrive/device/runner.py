@@ -134,7 +134,7 @@ class Runner:
         """Room for the masks of a masked step."""
         rows, drafts = launched.step.rows, max(row.drafts for row in launched.step.rows)
         return blank_sheet(
-            len(launched.step.masked), len(rows), drafts + 1, mask_words(self._sampling.vocab_size), self._forced.width
+            len(launched.step.masked), len(rows), drafts + 1, mask_words(self._sampling.vocab_size), self._forced.shape
         )
 
     def accept(self, launched: LaunchedStep, sheet: MaskSheet = NO_MASKS) -> None:

@@ -1,12 +1,13 @@
 """Drafts that a grammar writes: text that certainly follows, such as the next key of an object.
 
 When drafts are launched the host does not know yet what the step before has drawn. So with that step's masks it wrote,
-for every position of the chain, what is certain behind it and behind the token to be drawn there, as far as that is
-certain itself. Which of these runs holds is decided here, where the draws are:
+for every position of the chain, runs of what is certain behind it: behind the token to be drawn there, where that is
+certain itself, or behind some that end a word. Which of the runs holds is decided here, where the draws are:
 
     chain        state   d0      d1                    forced[j]: what follows state behind j drafts
     drawn                d0      x                     counts = 2, the newest token x was drawn at position 1
     forced[1]                    x   f1  f2            begins with x: f1 f2 are the next drafts
+                                 y   g1
 
 Functions of tensors in static shapes, for any device; nothing waits. Knows runs and slots, never a grammar.
 """
@@ -17,6 +18,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+RUNS = 2
+"""Runs of each position: where a grammar leaves a choice, so many of the ends of a word are followed."""
 
 SOURCE = "grammar"
 """The name of who writes these drafts."""
@@ -36,9 +40,9 @@ class ForcedRuns:
         self.following = torch.full((slots, longest), -1, dtype=torch.int64, device=device)
 
     @property
-    def width(self) -> int:
-        """Of a run as the host writes it: the token to be drawn, and what follows it."""
-        return self.longest + 1 if self.longest else 0
+    def shape(self) -> tuple[int, int]:
+        """Of a position's runs as the host writes them: how many, and the token to be drawn with what follows it."""
+        return (RUNS, self.longest + 1) if self.longest else (0, 0)
 
     def forget(self, slots: Tensor) -> None:
         """Nothing is certain of these slots, [R] int64: others have them now."""
@@ -50,11 +54,12 @@ class ForcedRuns:
         self.following[slot] = torch.tensor(padded, dtype=torch.int64)
 
     def keep(self, slots: Tensor, forced: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """A step was accepted. forced: [R, Q, width]. tokens: [R, Q] and counts: [R], int64: what it yielded."""
+        """A step was accepted. forced: [R, Q, *shape]. tokens: [R, Q] and counts: [R], int64: what it yielded."""
         last = (counts - 1).clamp(min=0).unsqueeze(1)  # [R, 1]
-        run = forced.gather(1, last.unsqueeze(2).expand(-1, 1, forced.shape[2])).squeeze(1)  # [R, width]
-        certain = (run[:, :1] == tokens.gather(1, last)) & (counts > 0).unsqueeze(1)
-        self.following.index_copy_(0, slots, torch.where(certain, run[:, 1:], -1))
+        runs = forced.gather(1, last.view(-1, 1, 1, 1).expand(-1, 1, *self.shape)).squeeze(1)  # [R, runs, width]
+        holds = (runs[..., 0] == tokens.gather(1, last)) & (counts > 0).unsqueeze(1)  # [R, runs], one at most
+        run = torch.where(holds.unsqueeze(2), runs[..., 1:], -1).amax(dim=1)
+        self.following.index_copy_(0, slots, run)
 
     def write_over(
         self, slots: Tensor, caps: Tensor, tokens: Tensor, counts: Tensor, sources: Tensor, source: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.int32]
 """A mask: token t is legal where bit t % 32 of word t // 32 is set. [ceil(V / 32)]"""
+
+
+WORD_END = re.compile(rb'"[,:}\]]{0,2}|[,}\]]{1,2}')
+"""What ends strings and numbers in JSON."""
 
 
 class GrammarFault(Exception):
@@ -64,6 +69,14 @@ class Matcher(Protocol):
         """Tokens that certainly follow, perhaps none: for drafts, so nothing depends on them."""
         ...
 
+    def branches(self, words: Words, most: int) -> list[list[int]]:
+        """What certainly follows whatever comes next: at most so many runs, for drafts too.
+
+        Each begins with a token that may come next and goes on with what is certain behind that. One alone where the
+        next token is certain itself; else some of those that end a word. words: the mask here.
+        """
+        ...
+
 
 class Program(Protocol):
     """A compiled grammar."""
@@ -79,6 +92,17 @@ class Compiler(Protocol):
     def __call__(self, kind: str, source: str) -> Program:
         """`GrammarSpec.kind` and `.source`, compiled. Raises BadRequest, naming what is wrong."""
         ...
+
+
+def word_ends(vocabulary: Vocabulary, most: int = 64) -> NDArray[np.int64]:
+    """Tokens that end a string or a number: where a grammar leaves a choice, text goes on without one behind them.
+
+    Those with quotes come first, since others do not end a string; of those longer ones, as models prefer them.
+    """
+    pieces = vocabulary.pieces[: vocabulary.size]
+    found = [t for t, piece in enumerate(pieces) if t not in vocabulary.special and WORD_END.fullmatch(piece)]
+    found.sort(key=lambda token: (pieces[token][:1] != b'"', -len(pieces[token])))
+    return np.array(found[:most], np.int64)
 
 
 def legal(words: Words, token: int) -> bool:

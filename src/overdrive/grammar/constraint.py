@@ -52,7 +52,7 @@ class Constraint(Protocol):
 
         Returns how many lines were written: one more than there are legal drafts, or than were walked before `until`
         (time.perf_counter); 0 where the request has come to a fault, which its next token will tell. forced:
-        [len(drafts) + 1, F], line j gets what certainly follows the first j drafts.
+        [len(drafts) + 1, B, F], line j gets runs of what certainly follows the first j drafts, `Matcher.branches`.
         """
         ...
 
@@ -197,9 +197,9 @@ class Constrained:
             line[:] = -1  # what is drawn behind the end is nobody's
         else:
             self._matcher.fill(line)
-            if len(forced):
-                certain = self._matcher.forced()[: len(forced)]
-                forced[: len(certain)] = certain
+            longest = forced.shape[1]
+            for number, run in enumerate(self._matcher.branches(line, len(forced)) if longest else ()):
+                forced[number, : len(run)] = run[:longest]
 
     def _move(self, token: int) -> None:
         if self.begun:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import llguidance
+import numpy as np
+from numpy.typing import NDArray
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import GrammarFault, Vocabulary, Words, only
+from overdrive.grammar.base import GrammarFault, Vocabulary, Words, only, word_ends
 from overdrive.grammar.schema import explain
 from overdrive.grammar.sources import compose, one_line, read_schema
 
@@ -25,9 +27,11 @@ library's own limits on each step, about 20 ms for a mask."""
 class GuidanceMatcher:
     """`Matcher`. End tokens are kept from the library but where a grammar names them: it accepts nothing behind one."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], ends: NDArray[np.int64]) -> None:
+        """ends: `word_ends` of the vocabulary."""
         self._matcher = matcher
         self._eos_ids = eos_ids
+        self._ends = ends
         self._ended = False
 
     @property
@@ -64,6 +68,20 @@ class GuidanceMatcher:
             return list(self._eos_ids[:1])
         return self._matcher.compute_ff_tokens()
 
+    def branches(self, words: Words, most: int) -> list[list[int]]:
+        certain = self.forced()
+        if certain or self._ended:
+            return [certain] if certain else []
+        found = []
+        open_ends = self._ends[(words[self._ends >> 5] >> (self._ends & 31) & 1) != 0]
+        for token in open_ends[:most].tolist():
+            self.accept(token)
+            behind = self.forced()
+            self.rollback(1)
+            if behind:
+                found.append([token, *behind])
+        return found
+
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarFault(f"the grammar exceeds its limits{_because(self._matcher)}")
@@ -72,12 +90,13 @@ class GuidanceMatcher:
 class GuidanceProgram:
     """`Program`: a matcher that nobody moves."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], ends: NDArray[np.int64]) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids
+        self._ends = ends
 
     def start(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._matcher.deep_copy(), self._eos_ids)
+        return GuidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._ends)
 
 
 class GuidanceCompiler:
@@ -85,6 +104,7 @@ class GuidanceCompiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self._ends = word_ends(vocabulary)
         self._lock = threading.Lock()
         self._opened: list[llguidance.LLTokenizer] = []  # none yet, or the one
 
@@ -95,7 +115,7 @@ class GuidanceCompiler:
             raise BadRequest(complaint(kind, source, matcher.get_error()))
         if not _begins(matcher.deep_copy()):
             raise BadRequest("the grammar cannot be used: no text follows it, or none that ends")
-        return GuidanceProgram(matcher, self._vocabulary.eos_ids)
+        return GuidanceProgram(matcher, self._vocabulary.eos_ids, self._ends)
 
     def _tokenizer(self) -> llguidance.LLTokenizer:
         with self._lock:

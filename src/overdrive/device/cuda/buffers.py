@@ -6,6 +6,7 @@ CUDA graphs know their tensors by address, so whatever one launch leaves for ano
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from overdrive.draft.padded import PaddedDrafts
 class Sizes:
     """extent: of steps. pages: columns of the page table. hidden: width of the model. taps: width of a token's taps.
 
-    words: of a grammar mask. forced: `ForcedRuns.width`.
+    words: of a grammar mask. forced: `ForcedRuns.shape`.
     """
 
     extent: Extent
@@ -29,7 +30,7 @@ class Sizes:
     hidden: int
     taps: int
     words: int
-    forced: int
+    forced: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class StepViews:
 
     rows: as the host described them. drafts, batch, layout: as `flatten` leaves them. hidden: [R * Q, H] of the wanted
     tokens, final-normed. taps: [T, W]. masks: of steps with grammars. lines: [R * Q + R] int64, filled by one copy, of
-    which the index of the masks and legal are views: [R] int64, the most drafts to accept. forced: [R, Q, F] int64,
+    which the index of the masks and legal are views: [R] int64, the most drafts to accept. forced: [R, Q, B, F] int64,
     what is certain behind each position, as `ForcedRuns` has it. drawn: [R * Q] int64. tokens: [R, Q] and counts: [R],
     int64, what was accepted.
     results: [R * Q + 3 R] int64, what the host reads: tokens, counts, and the drafts' counts and sources, one after the
@@ -81,7 +82,7 @@ class StepBuffers:
         self._results = integers(wanted + 3 * rows)
         self._mask_bits = integers(wanted * sizes.words, torch.int32).view(wanted, sizes.words)
         self._by_mask = integers(wanted + rows).fill_(-1)
-        self._forced = integers(wanted * sizes.forced).view(wanted, sizes.forced)
+        self._forced = integers(wanted * prod(sizes.forced)).view(wanted, *sizes.forced)
         self._hidden = torch.zeros((wanted, sizes.hidden), dtype=dtype, device=device)
         self._taps = torch.zeros((tokens, sizes.taps), dtype=dtype, device=device)
         self._views: dict[StepShape, StepViews] = {}
@@ -134,7 +135,7 @@ class StepBuffers:
             masks=Masks(self._mask_bits, self._by_mask[: r * q]),
             lines=self._by_mask[: r * q + r],
             legal=self._by_mask[r * q : r * q + r],
-            forced=self._forced[: r * q].view(r, q, -1),
+            forced=self._forced[: r * q].view(r, q, *self._sizes.forced),
             drawn=self._drawn[: r * q],
             tokens=tokens.view(r, q),
             counts=counts,

@@ -52,19 +52,19 @@ class Paper:
     """
 
     def __init__(self, bits: Tensor, lines: Tensor, forced: Tensor, sheet: MaskSheet) -> None:
-        """bits: [M, W] int32. lines: [R * Q + R] int64, index and legal. forced: [R, Q, F]. sheet: the same memory."""
+        """bits: [M, W] int32. lines: [R * Q + R] int64, index and legal. forced: [R, Q, B, F]. sheet: of all."""
         self._bits = bits
         self._lines = lines
         self._forced = forced
         self.sheet = sheet
 
     @classmethod
-    def blank(cls, masks: int, words: int, rows: int, queries: int, forced: int, pinned: bool) -> Paper:
-        """Room for so many masks, and for runs of `forced` tokens; all of R = `rows` are free."""
+    def blank(cls, masks: int, words: int, rows: int, queries: int, forced: tuple[int, int], pinned: bool) -> Paper:
+        """Room for so many masks, and for `forced` runs a position and tokens a run; all of R = `rows` are free."""
         bits = torch.empty((masks, words), dtype=torch.int32, pin_memory=pinned)
         lines = torch.empty(rows * queries + rows, dtype=torch.int64, pin_memory=pinned)
         index, legal = lines.numpy()[: rows * queries].reshape(rows, queries), lines.numpy()[rows * queries :]
-        runs = torch.empty((rows, queries, forced), dtype=torch.int64, pin_memory=pinned)
+        runs = torch.empty((rows, queries, *forced), dtype=torch.int64, pin_memory=pinned)
         sheet = MaskSheet(bits.numpy(), index, legal, runs.numpy())
         sheet.clear()
         return cls(bits, lines, runs, sheet)

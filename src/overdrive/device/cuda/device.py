@@ -140,7 +140,7 @@ class CudaDevice:
         launches = Launches(model, attention, state, sampling, sampler, drafter, forced, imposed, parts.ranks)
         words = mask_words(config.vocab) if parts.ranks.rank == 0 else 0
         taps = len(drafter.taps) * config.hidden
-        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, taps, words, forced.width)
+        sizes = Sizes(extent, state.page_table.shape[1], config.hidden, taps, words, forced.shape)
         buffers = StepBuffers(sizes, model.dtype, device)
         if not isinstance(stream, CudaStream):
             return CudaRunner(launches, buffers, stream, NoGraphs(), device, NoLaps, run_here, grid)
