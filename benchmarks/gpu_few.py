@@ -1,14 +1,16 @@
-"""Time of a layer's products for few tokens on a CUDA device: the library's and the element-wise kernels, or ours.
+"""Time of a layer's products for few tokens on a CUDA device: the library's or ours; and how far their results differ.
 
     PYTHONPATH=src python benchmarks/gpu_few.py [--chain] [--plain] [--hidden 4096] [--mlp 14336] [--qkv 6144]
 
 Looks for the best tiling of every product: compiles in parallel, compares each with float64 products, drops what fails,
 times the rest at 1 and 16 tokens (tiles of 16 rows, one tiling for all numbers of tokens up to that) or at 32, and
 prints the best as lines for `few.MEASURED`, with microseconds by tokens and TB/s of weights at the fewest. `library` is
-the same work as it is done otherwise: a product, then the added norm, or the activation. Then whole layers, norm to
-norm, without attention: by the library and by the tilings that were found; `early` are programmatic dependent launches.
+the same work as it is done otherwise: a product, and the activation where there is one. Then whole layers, norm to
+norm, without attention: by the library and by the tilings that were found.
+Last, the share of elements that differ between the two in the residual stream and in its norm, after one layer and
+after eight, from random hidden states; `library, 64 rows` is the library against itself, alone and among 64 rows.
 --chain: the layers alone, by the built-in tilings. --plain: no tensor descriptors. Every replay goes through eight
-layers' weights, so that none stays in the second-level cache. About 90 s; --chain 20 s.
+layers' weights, so that none stays in the second-level cache. A few minutes; --chain 20 s.
 """
 
 from __future__ import annotations
@@ -21,34 +23,26 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from overdrive.device.cuda.few import (
-    HEIGHTS,
-    Choose,
-    FewProducts,
-    FewResidual,
-    Kind,
-    Operand,
-    Pending,
-    Tiling,
-    choose_tiling,
-)
+from overdrive.device.cuda.few import HEIGHTS, Choose, FewProducts, Kind, Tiling, choose_tiling
 from overdrive.device.cuda.ops import CudaOps
-from overdrive.model.residual import NormedResidual, Residual
-from overdrive.model.transformer import DenseLinear
+from overdrive.model.transformer import DenseLinear, Linear
 
 DEVICE, DTYPE, EPS = torch.device("cuda"), torch.bfloat16, 1e-5
 LAYERS, CALLS = 8, 32
+MANY = 64
+"""Rows of a step whose products are the library's."""
 TOKENS = (1, 4, 8, 16, 32)
 SEARCHED = {16: (1, 16), 32: (32,)}
 """Tokens that tilings are ranked at, by rows of a tile."""
 COMPILERS = 14
 SHARED_BYTES = 227 << 10
 """Of a program on Hopper."""
-PROGRAMS = {"project": (90, 400), "gate": (100, 900), "add": (180, 400)}
+PROGRAMS = {"project": (90, 400), "gate": (100, 900)}
 """Programs of a launch, least and most, that are worth a try."""
 KEPT = 12
 """Of the tilings for 16 rows, so many of the best are tried for 32."""
@@ -91,7 +85,7 @@ class Case:
         """Tilings that fit and make about as many programs as run at once."""
         found = []
         for (first, by_map), sizes in TRIALS.items():
-            for (width, depth, warps, stages), splits in product(sizes, SPLITS if self.kind == "add" else (1,)):
+            for (width, depth, warps, stages), splits in product(sizes, SPLITS if self.kind == "project" else (1,)):
                 tiling = Tiling(width, depth, splits, warps, stages, first, by_map)
                 programs = -(-self.outputs // width) * splits
                 fits = tiling.shared_bytes(self.kind, HEIGHTS[0]) + 1024 <= SHARED_BYTES
@@ -106,57 +100,32 @@ class Bench:
     def __init__(self, case: Case, layers: int = LAYERS) -> None:
         self.case = case
         self.linears = [linear(case.rows, case.inputs) for _ in range(layers)]
-        self.norm = torch.rand(max(case.outputs, case.inputs), device=DEVICE).to(DTYPE)
         self.ops = CudaOps(DTYPE, DEVICE)
 
-    def ours(self, tokens: int, tiling: Tiling, early: bool = False) -> list[Callable[[], object]]:
+    def ours(self, tokens: int, tiling: Tiling) -> list[Callable[[], object]]:
         """The launch in every layer."""
-        products = FewProducts(DEVICE, early, lambda *_: tiling)
-        if self.case.kind == "add":
-            x, residual = drawn(tokens, self.case.inputs), drawn(tokens, self.case.outputs)
-            norm = self.norm[: self.case.outputs]
-            return [partial(products.add, residual, each, x, norm) for each in self.linears]
-        made = products.project if self.case.kind == "project" else products.gate
-        return [partial(made, self.operand(drawn(tokens, self.case.inputs)), each, EPS) for each in self.linears]
+        made, x = self.made(tiling), drawn(tokens, self.case.inputs)
+        return [partial(made, each, x) for each in self.linears]
 
-    def operand(self, x: Tensor) -> Operand:
-        """x and its squares in as many parts as an addition leaves."""
-        height = next(height for height in HEIGHTS if len(x) <= height)
-        squares = torch.zeros((self.case.inputs // 32, height), device=DEVICE)
-        squares[:, : len(x)] = x.float().square().view(len(x), -1, 32).sum(2).t()
-        return Operand(x, Pending(squares, self.norm[: self.case.inputs]))
+    def made(self, tiling: Tiling) -> Callable[[DenseLinear, Tensor], Tensor]:
+        """The product by such a tiling."""
+        products = FewProducts(DEVICE, lambda *_: tiling)
+        return products.project if self.case.kind == "project" else products.gate
 
     def library(self, tokens: int) -> list[Callable[[], object]]:
-        x, residual, ops = drawn(tokens, self.case.inputs), drawn(tokens, self.case.outputs), self.ops
-        norm = self.norm[: self.case.outputs]
-        work: dict[Kind, Callable[[DenseLinear], object]] = {
-            "project": lambda each: each(x),
-            "gate": lambda each: ops.silu_mul(each(x)),
-            "add": lambda each: ops.add_rms_norm(residual, each(x), norm, EPS),
-        }
-        return [partial(work[self.case.kind], each) for each in self.linears]
+        x = drawn(tokens, self.case.inputs)
+        if self.case.kind == "project":
+            return [partial(each, x) for each in self.linears]
+        return [lambda each=each: self.ops.silu_mul(each(x)) for each in self.linears]
 
     def error(self, tokens: int, tiling: Tiling) -> float:
         """Of the first layer's result, relative to that of float64."""
-        products, each, x = (
-            FewProducts(DEVICE, False, lambda *_: tiling),
-            self.linears[0],
-            drawn(tokens, self.case.inputs),
-        )
-        weight = each.weight.double()
-        if self.case.kind == "add":
-            residual = drawn(tokens, self.case.outputs)
-            exact, norm = residual.double() + x.double() @ weight.t(), self.norm[: self.case.outputs]
-            scaled, pending = products.add(residual, each, x, norm)
-            assert pending is not None and not products._arrivals.any()
-            found = (scaled.double() / pending.squares.sum(0)[:tokens, None].double().sqrt(), residual.double())
-            return max(apart(found[0], exact * norm.double() / exact.norm(dim=1, keepdim=True)), apart(found[1], exact))
-        normed = x.double() * (x.double().square().mean(1, keepdim=True) + EPS).rsqrt()
-        exact = normed @ weight.t()
-        if self.case.kind == "project":
-            return apart(products.project(self.operand(x), each, EPS).double(), exact)
-        gate, up = exact.chunk(2, dim=1)
-        return apart(products.gate(self.operand(x), each, EPS).double(), torch.nn.functional.silu(gate) * up)
+        each, x = self.linears[0], drawn(tokens, self.case.inputs)
+        found, exact = self.made(tiling)(each, x).double(), x.double() @ each.weight.double().t()
+        if self.case.kind == "gate":
+            gate, up = exact.chunk(2, dim=1)
+            exact = torch.nn.functional.silu(gate) * up
+        return float((found - exact).norm() / exact.norm())
 
 
 def linear(outputs: int, inputs: int) -> DenseLinear:
@@ -165,10 +134,6 @@ def linear(outputs: int, inputs: int) -> DenseLinear:
 
 def drawn(rows: int, width: int) -> Tensor:
     return torch.randn((rows, width), device=DEVICE).to(DTYPE)
-
-
-def apart(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).norm() / exact.norm())
 
 
 def timed(launches: Sequence[Callable[[], object]], budget_ms: float = 6.0, calls: int = CALLS) -> float:
@@ -190,8 +155,8 @@ def timed(launches: Sequence[Callable[[], object]], budget_ms: float = 6.0, call
     return 1e3 * min(times) / calls
 
 
-Work = tuple[Case, int, Tiling, bool]
-"""Case, rows of a tile, tiling, and whether kernels are set up early."""
+Work = tuple[Case, int, Tiling]
+"""Case, rows of a tile, tiling."""
 
 
 def compile_all(pool: ProcessPoolExecutor, work: Sequence[Work]) -> None:
@@ -203,9 +168,9 @@ def compile_all(pool: ProcessPoolExecutor, work: Sequence[Work]) -> None:
 
 def compile_some(work: Sequence[Work]) -> None:
     with torch.inference_mode():
-        for case, height, tiling, early in work:
+        for case, height, tiling in work:
             try:
-                Bench(case, 1).ours(height, tiling, early)[0]()
+                Bench(case, 1).ours(height, tiling)[0]()
             except Exception:  # whoever tries it says what is wrong
                 continue
 
@@ -226,21 +191,14 @@ def search(bench: Bench, height: int, trials: Sequence[Tiling]) -> list[Tiling]:
 
 
 def report(bench: Bench, height: int, ranked: Sequence[Tiling]) -> None:
-    """Times of the best by tokens, beside the library's and the built-in tiling's, and of the best set up early."""
+    """Times of the best by tokens, beside the library's and the built-in tiling's."""
     case, counts = bench.case, [n for n in TOKENS if height == next(each for each in HEIGHTS if n <= each)]
     print(f"\n{case.kind} {case.outputs} x {case.inputs}, tiles of {height} rows; us at {counts} tokens")
     print(line("library", [timed(bench.library(tokens), 20.0) for tokens in counts], case))
     for tiling in dict.fromkeys((case.built_in(height), *ranked[:5])):
         us = [timed(bench.ours(tokens, tiling), 20.0) for tokens in counts]
         name = "built in" if tiling == case.built_in(height) else ""
-        print(line(name, us, case), entry(case, height, tiling))
-    for tiling in ahead_trials(ranked[0]):
-        us = [timed(bench.ours(tokens, tiling, True), 20.0) for tokens in counts]
-        print(line(f"early, ahead {tiling.ahead}", us, case), flush=True)
-
-
-def ahead_trials(tiling: Tiling) -> list[Tiling]:
-    return [tiling._replace(ahead=ahead) for ahead in (1, 2, 4, 8)]
+        print(line(name, us, case), entry(case, height, tiling), flush=True)
 
 
 def search_all(cases: Sequence[Case], mapped: bool) -> dict[tuple[Kind, int, int, int], Tiling]:
@@ -249,11 +207,10 @@ def search_all(cases: Sequence[Case], mapped: bool) -> dict[tuple[Kind, int, int
     with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
         for height in HEIGHTS:
             trials = {case: list(dict.fromkeys((case.built_in(height), *trials[case]))) for case in cases}
-            compile_all(pool, [(case, height, tiling, False) for case in cases for tiling in trials[case]])
+            compile_all(pool, [(case, height, tiling) for case in cases for tiling in trials[case]])
             for case in cases:
                 bench = Bench(case)
                 ranked = search(bench, height, trials[case]) or [case.built_in(height)]
-                compile_all(pool, [(case, height, tiling, True) for tiling in ahead_trials(ranked[0])])
                 report(bench, height, ranked)
                 found[case.kind, case.outputs, case.inputs, height] = ranked[0]
                 trials[case] = ranked[:KEPT]
@@ -278,34 +235,63 @@ class Layers:
         shapes = ((qkv, hidden), (hidden, hidden), (2 * mlp, hidden), (hidden, mlp))
         self._layers = [[linear(*shape) for shape in shapes] for _ in range(LAYERS)]
         self._norm = torch.rand(hidden, device=DEVICE).to(DTYPE) + 0.5
-        self._hidden = hidden
+        self.hidden = hidden
         self.bytes = sum(each.weight.nbytes for each in self._layers[0])
 
-    def run(self, residual: Residual) -> Tensor:
-        for qkv, output, gate_up, down in self._layers:
-            residual.add(output, residual.project(qkv)[:, : self._hidden], self._norm)
-            residual.add(down, residual.gate(gate_up), self._norm)
-        return residual.normed()
+    def run(self, way: Way, value: Tensor, count: int = LAYERS) -> Tensor:
+        """The norm of the stream `value` behind `count` layers, which update it in place."""
+        ops, norm = way.ops, self._norm
+        x = ops.rms_norm(value, norm, EPS)
+        for layer in self._layers[:count]:
+            qkv, output, gate_up, down = (way.form(each) for each in layer)
+            x = ops.add_rms_norm(value, ops.project(output, ops.project(qkv, x)[:, : self.hidden]), norm, EPS)
+            x = ops.add_rms_norm(value, ops.project(down, ops.gate(gate_up, x)), norm, EPS)
+        return x
 
-    def us(self, tokens: int, open_residual: Callable[[Tensor, Tensor], Residual]) -> float:
+    def us(self, way: Way, tokens: int) -> float:
         """Of one layer."""
-        value, x = drawn(tokens, self._hidden), drawn(tokens, self._hidden)
-        return timed([lambda: self.run(open_residual(value, x))], 40.0, 2) / LAYERS
+        value = drawn(tokens, self.hidden)
+        return timed([lambda: self.run(way, value)], 40.0, 2) / LAYERS
+
+
+class Way(NamedTuple):
+    """How layers are computed. form: what is made of a linear, which decides whose product it is."""
+
+    ops: CudaOps
+    form: Callable[[DenseLinear], Linear]
+
+    @classmethod
+    def library(cls) -> Way:
+        return cls(CudaOps(DTYPE, DEVICE), lambda each: each.__call__)  # not known as a plain weight any more
+
+    @classmethod
+    def ours(cls, choose: Choose) -> Way:
+        return cls(CudaOps(DTYPE, DEVICE, products=FewProducts(DEVICE, choose)), lambda each: each)
 
 
 def print_layers(layers: Layers, name: str, choose: Choose) -> None:
-    """By the library, and by ours with such tilings."""
+    """By the library, and by ours with such tilings: times, and what differs."""
+    library, ours = Way.library(), Way.ours(choose)
     print(f"\nlayers, us of one at {TOKENS} tokens")
-    table: dict[str, Callable[[Tensor, Tensor], Residual]] = {
-        "library": lambda value, x: NormedResidual(CudaOps(DTYPE, DEVICE), value, x, EPS)
-    }
-    for early in (False, True):
-        products, ops = FewProducts(DEVICE, early, choose), CudaOps(DTYPE, DEVICE, early)
-        table[name + (", early" if early else "")] = partial(FewResidual, products, ops, eps=EPS)
-    for name, open_residual in table.items():
-        us = [layers.us(tokens, open_residual) for tokens in TOKENS]
+    for title, way in (("library", library), (name, ours)):
+        us = [layers.us(way, tokens) for tokens in TOKENS]
         rate = layers.bytes / us[0] / 1e6
-        print(f"{name:20}" + "".join(f"{each:8.2f}" for each in us) + f"{rate:7.2f} TB/s", flush=True)
+        print(f"{title:20}" + "".join(f"{each:8.2f}" for each in us) + f"{rate:7.2f} TB/s", flush=True)
+    print(f"\n% of elements that differ from the library's, stream and norm, at {TOKENS} tokens")
+    for count in (1, LAYERS):
+        for title, way, rows in ((name, ours, 0), (f"library, {MANY} rows", library, MANY)):
+            shares = [differing(layers, count, tokens, way, rows) for tokens in TOKENS]
+            print(f"{title:20}" + "".join(f"  {a:5.2f} {b:5.2f}" for a, b in shares) + f"  after {count}", flush=True)
+
+
+def differing(layers: Layers, count: int, tokens: int, way: Way, rows: int) -> tuple[float, float]:
+    """Percentages, in `tokens` rows of the stream and of its norm, between the library and `way` of at least `rows`."""
+    begin = drawn(max(tokens, rows), layers.hidden)
+    mine, right = begin.clone(), begin[:tokens].clone()
+    normed = layers.run(way, mine, count), layers.run(Way.library(), right, count)
+    pairs = ((mine, right), normed)
+    one, other = (100 * float((a[:tokens] != b).float().mean()) for a, b in pairs)
+    return one, other
 
 
 def main() -> None:
@@ -318,9 +304,9 @@ def main() -> None:
     hidden, mlp = options.hidden, options.mlp
     cases = (
         Case("project", options.qkv, hidden),
-        Case("add", hidden, hidden),
+        Case("project", hidden, hidden),
         Case("gate", mlp, hidden),
-        Case("add", hidden, mlp),
+        Case("project", hidden, mlp),
     )
     with torch.inference_mode():
         if options.chain:

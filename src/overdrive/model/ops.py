@@ -5,13 +5,14 @@ A device may bring its own `Ops`; `TorchOps` runs everywhere, in any dtype, and 
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overdrive.model.residual import NormedResidual, Residual
+if TYPE_CHECKING:
+    from overdrive.model.transformer import Linear
 
 
 class Attention(Protocol):
@@ -78,8 +79,12 @@ class Ops(Protocol):
         """silu(gate) * up for gate_up [T, 2F] = (gate, up); a new [T, F]."""
         ...
 
-    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
-        """The stream `value` [T, H], contiguous, of one pass, updated in place. x: [T, in], what is projected first."""
+    def project(self, linear: Linear, x: Tensor) -> Tensor:
+        """linear(x) for x [T, in]: a new [T, out], which a device may make in a way of its own."""
+        ...
+
+    def gate(self, linear: Linear, x: Tensor) -> Tensor:
+        """`silu_mul` of linear(x), for a linear whose outputs are (gate, up): a new [T, F]."""
         ...
 
 
@@ -125,5 +130,8 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
-        return NormedResidual(self, value, x, eps)
+    def project(self, linear: Linear, x: Tensor) -> Tensor:
+        return linear(x)
+
+    def gate(self, linear: Linear, x: Tensor) -> Tensor:
+        return self.silu_mul(linear(x))

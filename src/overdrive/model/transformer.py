@@ -16,7 +16,6 @@ from torch import Tensor
 from overdrive.device.batch import Batch
 from overdrive.model.config import ModelConfig
 from overdrive.model.ops import Angles, Attention, Ops
-from overdrive.model.residual import Residual
 from overdrive.model.rope import rope_tables
 
 
@@ -109,34 +108,36 @@ class Transformer:
         taps: layer indices in ascending order, counted by *input* (the number of layers names the last one's output).
         """
         ops, eps = self._ops, self.config.norm_eps
-        value = ops.embed(batch.ids, self.embedding)  # [T, H], a fresh tensor that the layers update in place
-        tapped = ops.empty(len(value), len(taps) * self.config.hidden)
+        residual = ops.embed(batch.ids, self.embedding)  # [T, H], a fresh tensor that the layers update in place
+        tapped = ops.empty(len(residual), len(taps) * self.config.hidden)
         columns = dict(zip(taps, tapped.chunk(len(taps), dim=1), strict=True)) if taps else {}
-        residual = ops.residual(value, ops.rms_norm(value, self._norms[0], eps), eps)
+        x = ops.rms_norm(residual, self._norms[0], eps)
         for index, layer in enumerate(self.layers):
             if index in columns:
-                ops.copy(value, columns[index])
-            attended = self._attend(index, layer, residual, batch.positions, attention)
-            residual.add(layer.output, attended, layer.post_norm)
-            residual.add(layer.down, residual.gate(layer.gate_up), self._norms[index + 1])
+                ops.copy(residual, columns[index])
+            attended = self._attend(index, layer, x, batch.positions, attention)
+            x = ops.add_rms_norm(residual, attended, layer.post_norm, eps)
+            transformed = ops.project(layer.down, ops.gate(layer.gate_up, x))
+            x = ops.add_rms_norm(residual, transformed, self._norms[index + 1], eps)
         if len(self.layers) in columns:
-            ops.copy(value, columns[len(self.layers)])
-        return Hidden(residual.normed(), tapped)
+            ops.copy(residual, columns[len(self.layers)])
+        return Hidden(x, tapped)
 
     def score(self, batch: Batch, attention: Attention, taps: Sequence[int] = ()) -> Scored:
         """`forward` and the logits of the tokens that are wanted."""
         final, tapped = self.forward(batch, attention, taps)
         return Scored(final, tapped, self.logits(self._ops.embed(batch.wanted, final)))  # embed gathers rows
 
-    def _attend(self, index: int, layer: Layer, residual: Residual, positions: Tensor, attention: Attention) -> Tensor:
-        """The heads of one layer over its normed input, [T, Hq * D]."""
+    def _attend(self, index: int, layer: Layer, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """The attention block of one layer: normed input [T, H] -> [T, H], before the residual is added."""
         config, ops = self.config, self._ops
         heads, kv_heads = config.heads, config.kv_heads
-        qkv = residual.project(layer.qkv).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qkv = ops.project(layer.qkv, x).view(-1, heads + 2 * kv_heads, config.head_dim)
         q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = ops.rms_norm(q, layer.q_norm, config.norm_eps), ops.rms_norm(k, layer.k_norm, config.norm_eps)
-        return ops.attend(attention, index, q, k, v, Angles(positions, self._cos, self._sin))
+        attended = ops.attend(attention, index, q, k, v, Angles(positions, self._cos, self._sin))
+        return ops.project(layer.output, attended)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token id: hidden [N, H], final-normed -> [N, V] in float32, or float64 if the model is."""

@@ -103,7 +103,11 @@ def test_long_rows_split_at_any_length_are_right() -> None:
 def rotating_is_storing_what_was_rotated(
     rows: Sequence[Row], heads: Shape, dtype: torch.dtype, device: str, processors: int, queries: int = 8
 ) -> None:
-    """Whether the launch that attends stores, or one before it, results and pages are those of rotating beforehand."""
+    """Whether the launch that attends stores, or one before it, results and pages are those of rotating beforehand.
+
+    Both leave the same bits in the pages.
+    """
+
     pytest.importorskip("triton")
     batch, space = make_batch(rows, 16, padding=3), SplitSpace.allocate([heads], queries, device, processors)
     filled = fill(batch, heads, 16, dtype)
@@ -128,6 +132,8 @@ def rotating_is_storing_what_was_rotated(
     for others in results[1:]:
         for mine, right in zip(others, results[0], strict=True):
             torch.testing.assert_close(mine, right, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    (_, *apart), (_, *folded) = results[1:]
+    assert all(map(torch.equal, folded, apart))
 
 
 @interpreted

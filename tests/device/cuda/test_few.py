@@ -1,12 +1,14 @@
-"""Laws of products for few tokens: a layer's chain is that of plain torch, and a row is computed alone.
+"""Laws of products for few tokens: a layer's chain is that of plain torch, a row is computed alone, and nothing but a
+product's order of additions tells them from the library's.
 
 On a CUDA device at real sizes; elsewhere at small ones in Triton's interpreter, if TRITON_INTERPRET=1 is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -14,22 +16,12 @@ import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
-from overdrive.device.cuda.few import (
-    HEIGHTS,
-    FewProducts,
-    FewResidual,
-    Kind,
-    Tiling,
-    choose_tiling,
-    most_tokens,
-    takes,
-)
+from overdrive.device.cuda.few import HEIGHTS, FewProducts, Kind, Tiling, choose_tiling, most_tokens, takes
 from overdrive.device.cuda.ops import CudaOps
 from overdrive.model.assemble import Form, assemble, dense_factory
 from overdrive.model.dummy import RandomCheckpoint, tiny_config
 from overdrive.model.ops import Ops, TorchOps
-from overdrive.model.residual import NormedResidual, Residual
-from overdrive.model.transformer import DenseLinear, Transformer
+from overdrive.model.transformer import DenseLinear, Linear, Transformer
 from tests.device.cuda.devices import DEVICES, INTERPRETED
 from tests.model.paged import make_batch
 
@@ -47,6 +39,7 @@ TILINGS = [
     Tiling(32, 16, splits=2, first=True),
     Tiling(16, 32, splits=2, mapped=True),
 ]
+LINEARS = ("qkv", "output", "gate_up", "down")
 SIZES = [(64, 96, 128), (72, 104, 88)]  # hidden, mlp, qkv: such that tiles come out even, and not
 
 
@@ -54,10 +47,10 @@ SIZES = [(64, 96, 128), (72, 104, 88)]  # hidden, mlp, qkv: such that tiles come
 class Layer:
     """Weights of a layer whose attention is the first columns of qkv."""
 
-    qkv: DenseLinear
-    output: DenseLinear
-    gate_up: DenseLinear
-    down: DenseLinear
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
     norms: tuple[Tensor, Tensor]
 
     @classmethod
@@ -71,41 +64,46 @@ class Layer:
             linear(qkv, hidden), linear(hidden, qkv), linear(2 * mlp, hidden), linear(hidden, mlp), (first, second)
         )
 
-    def to(self, dtype: torch.dtype) -> Layer:
-        linears = (self.qkv, self.output, self.gate_up, self.down)
-        converted = [DenseLinear(w.weight.to(dtype), None if w.bias is None else w.bias.to(dtype)) for w in linears]
-        first, second = (norm.to(dtype) for norm in self.norms)
-        return Layer(*converted, (first, second))
+    def with_linears(self, change: Callable[[DenseLinear], Linear], names: Collection[str] = LINEARS) -> Layer:
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
 
-    def run(self, residual: Residual) -> list[Tensor]:
-        """Everything that two such layers make of a stream."""
-        made = []
+    def run(self, ops: Ops, value: Tensor) -> list[Tensor]:
+        """Everything that two such layers make of a stream, which is left as it is."""
+        value, made = value.clone(), []
+        x = ops.rms_norm(value, self.norms[0], EPS)
         for _ in range(2):
-            qkv = residual.project(self.qkv)
-            residual.add(self.output, qkv, self.norms[1])
-            made += [qkv, residual.value.clone()]
-            gated = residual.gate(self.gate_up)
-            residual.add(self.down, gated, self.norms[0])
-            made += [gated, residual.value.clone()]
-        return [*made, residual.normed()]
+            qkv = ops.project(self.qkv, x)
+            x = ops.add_rms_norm(value, ops.project(self.output, qkv), self.norms[1], EPS)
+            made += [qkv, value.clone(), x]
+            gated = ops.gate(self.gate_up, x)
+            x = ops.add_rms_norm(value, ops.project(self.down, gated), self.norms[0], EPS)
+            made += [gated, value.clone(), x]
+        return made
 
-    def run_few(self, x: Tensor, tiling: Tiling | None = None, early: bool = False) -> list[Tensor]:
-        products = FewProducts(x.device, early, choose_tiling if tiling is None else always(tiling))
-        made = self.run(self.open(FewResidual, CudaOps(x.dtype, x.device), x.clone(), products))
-        assert not products._arrivals.any()
+    def run_few(self, x: Tensor, tiling: Tiling | None = None) -> list[Tensor]:
+        ops = few_ops(x, tiling)
+        made = self.run(ops, x)
+        assert not ops._products._arrivals.any()
         return made
 
     def run_exact(self, x: Tensor) -> list[Tensor]:
-        exact, ops = self.to(torch.float64), TorchOps(torch.float64, x.device)
-        return exact.run(exact.open(NormedResidual, ops, x.double()))
+        def exact(linear: DenseLinear) -> DenseLinear:
+            return DenseLinear(linear.weight.double(), None if linear.bias is None else linear.bias.double())
 
-    def open(self, kind: Callable[..., Residual], ops: Ops, value: Tensor, *first: object) -> Residual:
-        return kind(*first, ops, value, ops.rms_norm(value, self.norms[0], EPS), EPS)
+        first, second = self.norms
+        layer = replace(self.with_linears(exact), norms=(first.double(), second.double()))
+        return layer.run(TorchOps(torch.float64, x.device), x.double())
+
+
+def few_ops(x: Tensor, tiling: Tiling | None = None) -> CudaOps:
+    """Operations whose products of few tokens have such a tiling."""
+    products = FewProducts(x.device, choose_tiling if tiling is None else always(tiling))
+    return CudaOps(x.dtype, x.device, products=products)
 
 
 def always(tiling: Tiling) -> Callable[[Kind, int, int, int], Tiling]:
-    """Only additions are split."""
-    return lambda kind, outputs, inputs, height: tiling if kind == "add" else tiling._replace(splits=1)
+    """Inputs of a gate are never shared."""
+    return lambda kind, outputs, inputs, height: tiling if kind == "project" else tiling._replace(splits=1)
 
 
 def stream(rows: int, hidden: int, place: str) -> Tensor:
@@ -142,10 +140,25 @@ def test_a_layer_is_that_of_torch_on_a_device(
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("tiling", [*TILINGS[:2], Tiling(64, 64, 3, first=True), Tiling(64, 64, 2, mapped=True)])
-@pytest.mark.parametrize("early", [False, True])
-def test_every_kind_of_tiling_is_that_of_torch_on_a_device(tiling: Tiling, early: bool) -> None:
+def test_every_kind_of_tiling_is_that_of_torch_on_a_device(tiling: Tiling) -> None:
     layer, x = Layer.draw(1000, 2008, 3000, True, torch.bfloat16, "cuda"), stream(9, 1000, "cuda")
-    assert_near(layer.run_few(x, tiling, early), layer.run_exact(x))
+    assert_near(layer.run_few(x, tiling), layer.run_exact(x))
+
+
+@pytest.mark.parametrize("place", DEVICES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_given_equal_products_all_else_is_equal_bit_by_bit(place: str, biased: bool) -> None:
+    pytest.importorskip("triton")
+    sizes = (72, 104, 88) if place == "cpu" else (4096, 14336, 6144)
+    layer, x = Layer.draw(*sizes, biased, HALF[place], place), stream(5, sizes[0], place)
+    for tiling in (Tiling(32, 32), Tiling(16, 64, splits=3)):
+        products = FewProducts(x.device, always(tiling))
+        others = layer.with_linears(lambda linear, products=products: partial(products.project, linear))
+        # A gate's programs do not share inputs, as those of its plain product may.
+        alone = FewProducts(x.device, always(tiling._replace(splits=1)))
+        others = replace(others, gate_up=partial(alone.project, layer.gate_up))
+        for mine, right in zip(layer.run_few(x, tiling), others.run(CudaOps(x.dtype, x.device), x), strict=True):
+            assert torch.equal(mine, right)
 
 
 @pytest.mark.parametrize("place", DEVICES)
@@ -185,18 +198,13 @@ def test_a_sum_does_not_depend_on_which_program_is_last(monkeypatch: pytest.Monk
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("early", [False, True])
-def test_replays_of_a_graph_repeat_each_other_bit_by_bit_on_a_device(early: bool) -> None:
+def test_replays_of_a_graph_repeat_each_other_bit_by_bit_on_a_device() -> None:
     layer, x = Layer.draw(4096, 14336, 6144, False, torch.bfloat16, "cuda"), stream(4, 4096, "cuda")
-    products, ops = FewProducts(x.device, early), CudaOps(x.dtype, x.device, early)
-
-    def work() -> list[Tensor]:
-        return layer.run(layer.open(FewResidual, ops, ops.copy(x), products))
-
-    first = [made.clone() for made in work()]  # compiles
+    ops = few_ops(x)
+    first = [made.clone() for made in layer.run(ops, x)]  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = work()
+        made = layer.run(ops, x)
     for _ in range(50):
         graph.replay()
         for mine, theirs in zip(made, first, strict=True):
@@ -207,30 +215,32 @@ def test_replays_of_a_graph_repeat_each_other_bit_by_bit_on_a_device(early: bool
 def test_linears_of_other_forms_are_called_as_they_are() -> None:
     pytest.importorskip("triton")
     plain, x = Layer.draw(64, 96, 128, False, torch.float16, "cpu"), stream(3, 64, "cpu")
-    for names in (("qkv", "gate_up"), ("output", "down"), ("qkv", "output", "gate_up", "down")):
-        called: list[str] = []
+    for names in (("qkv", "gate_up"), ("output", "down"), LINEARS):
+        called: list[Linear] = []
 
-        def other(name: str, called: list[str] = called) -> Callable[[Tensor], Tensor]:
-            return lambda x: (called.append(name), getattr(plain, name)(x))[1]
+        def other(linear: Linear, called: list[Linear] = called) -> Linear:
+            return lambda x: (called.append(linear), linear(x))[1]
 
-        linears = {name: other(name) if name in names else getattr(plain, name) for name in LINEARS}
-        assert_near(Layer(**linears, norms=plain.norms).run_few(x, TILINGS[1]), plain.run_exact(x))
-        assert sorted(called) == sorted(2 * names)
-
-
-LINEARS = ("qkv", "output", "gate_up", "down")
+        assert_near(plain.with_linears(other, names).run_few(x, TILINGS[1]), plain.run_exact(x))
+        assert len(called) == 2 * len(names)
 
 
 @interpreted
-def test_steps_of_few_tokens_in_half_precision_alone_go_this_way() -> None:
+def test_steps_of_few_tokens_in_half_precision_alone_go_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    for dtype, rows, kind in (
-        (torch.float16, HEIGHTS[-1], FewResidual),
-        (torch.float16, HEIGHTS[-1] + 1, NormedResidual),
-        (torch.float32, 1, NormedResidual),
+    made: list[str] = []
+    monkeypatch.setattr(FewProducts, "project", lambda self, linear, x: made.append("project"))
+    monkeypatch.setattr(FewProducts, "gate", lambda self, linear, x: made.append("gate"))
+    for dtype, rows, expected in (
+        (torch.float16, HEIGHTS[-1], ["project", "gate"]),
+        (torch.float16, HEIGHTS[-1] + 1, []),
+        (torch.float32, 1, []),
     ):
-        x = torch.zeros(rows, 8, dtype=dtype)
-        assert type(CudaOps(dtype, torch.device("cpu")).residual(x, x, EPS)) is kind
+        ops, x = CudaOps(dtype, torch.device("cpu")), torch.zeros(rows, 8, dtype=dtype)
+        linear = DenseLinear(torch.zeros(16, 8, dtype=dtype))
+        made.clear()
+        ops.project(linear, x), ops.gate(linear, x)
+        assert made == expected
 
 
 def test_what_cannot_be_multiplied_is_left_to_others() -> None:
@@ -244,14 +254,14 @@ def test_what_cannot_be_multiplied_is_left_to_others() -> None:
     assert most_tokens(torch.float32, torch.device("cpu")) == 0
 
 
-@pytest.mark.parametrize("kind", ["project", "gate", "add"])
+@pytest.mark.parametrize("kind", ["project", "gate"])
 @pytest.mark.parametrize("height", HEIGHTS)
 def test_every_shape_has_a_tiling_that_devices_have_room_for(kind: Kind, height: int) -> None:
     for outputs, inputs in product((64, 576, 960, 4096, 6144, 14336, 28672), (64, 576, 1536, 4096, 8192, 14336)):
         tiling = choose_tiling(kind, outputs, inputs, height)
         assert tiling.shared_bytes(kind, height) <= SHARED_BYTES
-        assert 1 <= tiling.splits <= max(1, -(-inputs // tiling.depth)) and (kind == "add" or tiling.splits == 1)
-        for size in (tiling.width, tiling.depth, tiling.warps, tiling.ahead):
+        assert 1 <= tiling.splits <= max(1, -(-inputs // tiling.depth)) and (kind == "project" or tiling.splits == 1)
+        for size in (tiling.width, tiling.depth, tiling.warps):
             assert size & (size - 1) == 0 < size
 
 

@@ -23,6 +23,7 @@ from overdrive.errors import OverdriveError
 from overdrive.model.ops import TorchOps
 from overdrive.model.rope import RopeConfig, rope_tables
 from tests.device.cuda.attention_batches import Row, Shape, make_batch, make_qkv
+from tests.device.cuda.devices import DEVICES
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
 ROWS = [Row(5, 2), Row(0, 0), Row(90, 1), Row(3, 4), Row(0, 0)]
@@ -103,6 +104,26 @@ def test_kernels_write_what_the_plain_forms_write(heads: Shape, table_dtype: tor
 def test_kernels_write_what_the_plain_forms_write_on_a_device(heads: Shape, dtype: torch.dtype) -> None:
     for table_dtype in {dtype, torch.float32}:
         kernels_agree(heads, dtype, table_dtype, "cuda")
+
+
+@pytest.mark.parametrize("place", DEVICES)
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("heads", [SHAPES[0], Shape(6, 2, 32)])
+def test_the_launch_that_attends_rotates_to_the_same_bits(heads: Shape, table_dtype: torch.dtype, place: str) -> None:
+    pytest.importorskip("triton")
+    from tests.device.cuda.rotated_kernel import rotated_kernel
+
+    dtype = torch.float16 if place == "cpu" else torch.bfloat16
+    positions, writes, offsets = (x.to(place) for x in (BATCH.positions, BATCH.writes, BATCH.offsets))
+    q, k, v = (x.to(place) for x in make_qkv(BATCH, heads, dtype))
+    cos, sin = (x.to(place) for x in tables(heads, table_dtype))
+    rotated = [torch.empty(x.shape, dtype=dtype, device=place) for x in (q, k)]
+    for x, out in zip((q, k), rotated, strict=True):
+        rotated_kernel[(len(x),)](out, x, x.stride(0), positions, cos, sin, COUNT=8, HEADS=x.shape[1], D=x.shape[2])
+    stored = pages(heads, dtype, place)
+    rope_store_triton(q, k, v, positions, cos, sin, *stored, writes, offsets)
+    assert torch.equal(rotated[0][:REAL], q[:REAL])
+    assert torch.equal(rotated[1][:REAL], at_places(stored[0]))
 
 
 def test_a_wrong_layout_is_named() -> None:

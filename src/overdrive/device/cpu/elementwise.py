@@ -16,7 +16,7 @@ from overdrive.device.cpu.elementwise_kernels import (
 from overdrive.device.cpu.team import Call, Team
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, Attention
-from overdrive.model.residual import NormedResidual, Residual
+from overdrive.model.transformer import Linear
 
 
 class CpuOps:
@@ -97,9 +97,13 @@ class CpuOps:
         call(gate_up.data_ptr(), 4 * gate_up.stride(0), out.data_ptr(), rows, width)
         return out
 
-    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
-        """The stream of one pass; x is what is projected first."""
-        return NormedResidual(self, value, x, eps)
+    def project(self, linear: Linear, x: Tensor) -> Tensor:
+        """linear(x)."""
+        return linear(x)
+
+    def gate(self, linear: Linear, x: Tensor) -> Tensor:
+        """`silu_mul` of linear(x)."""
+        return self.silu_mul(linear(x))
 
     def _room(self, rows: int, width: int, out: Tensor | None) -> Tensor:
         """`out` where there is one, checked, else a new [rows, width]."""

@@ -24,7 +24,7 @@ def weigh(scores, total, top):
 def load_rotated(x, places, at, valid, cos, sin, D: tl.constexpr):
     """Heads [N, D] of x at `places` [N], pair (i, i + D/2) rotated by the angle of position `at` [N]; 0 if not valid.
 
-    D: a power of two. The arithmetic is float32, rounded once, as in `store_kernels`.
+    D: a power of two. The arithmetic is float32, rounded once, bit for bit that of `store_kernels`.
     """
     HALF: tl.constexpr = D // 2
     half, pair = tl.arange(0, 2)[None, :, None], tl.arange(0, HALF)[None, None, :]
@@ -34,7 +34,7 @@ def load_rotated(x, places, at, valid, cos, sin, D: tl.constexpr):
     angle = at.to(tl.int64)[:, None, None] * HALF + pair
     c = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)
-    rotated = own * c + other * tl.where(half == 0, -s, s)
+    rotated = tl.fma(own, c, other * tl.where(half == 0, -s, s))
     return tl.reshape(rotated.to(x.dtype.element_ty), (places.shape[0], D))
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from overdrive.device.cuda.attention import CudaAttention
-from overdrive.device.cuda.few import FewProducts, FewResidual, most_tokens
+from overdrive.device.cuda.few import FewProducts, most_tokens, takes
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, Attention
-from overdrive.model.residual import NormedResidual, Residual
+from overdrive.model.transformer import Linear
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 VECTOR = 8
@@ -33,17 +33,20 @@ class CudaOps:
 
     Elements of a row lie next to each other, rows and heads may have any stride. Nothing is read back, so every method
     can be part of a CUDA graph. early: kernels are set up while those before them still run (programmatic dependent
-    launch). Raises OverdriveError for a type that the kernels do not compute in.
+    launch). products: of few tokens; without them, those of built-in tilings. Raises OverdriveError for a type that the
+    kernels do not compute in.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, early: bool = False) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, early: bool = False, products: FewProducts | None = None
+    ) -> None:
         if dtype not in FLOATS:
             raise OverdriveError(f"the CUDA kernels take bfloat16, float16 or float32, not {dtype}")
         self._dtype = dtype
         self._device = device
         self._early = early
         self._kernels = import_module("overdrive.device.cuda.ops_kernels")
-        self._products = FewProducts(device, early)
+        self._products = FewProducts(device) if products is None else products
         self._most_tokens = most_tokens(dtype, device)
 
     def empty(self, rows: int, width: int) -> Tensor:
@@ -127,11 +130,16 @@ class CudaOps:
         )  # fmt: skip
         return out
 
-    def residual(self, value: Tensor, x: Tensor, eps: float) -> Residual:
-        """Of few tokens by products that norm and add on the way."""
-        if len(value) <= self._most_tokens:
-            return FewResidual(self._products, self, value, x, eps)
-        return NormedResidual(self, value, x, eps)
+    def project(self, linear: Linear, x: Tensor) -> Tensor:
+        """Of few tokens by products of their own, as `gate`."""
+        if len(x) <= self._most_tokens and takes(linear, x):
+            return self._products.project(linear, x)
+        return linear(x)
+
+    def gate(self, linear: Linear, x: Tensor) -> Tensor:
+        if len(x) <= self._most_tokens and takes(linear, x):
+            return self._products.gate(linear, x)
+        return self.silu_mul(linear(x))
 
     def _room(self, rows: int, width: int, out: Tensor | None) -> Tensor:
         """`out` where there is one, checked, else a new [rows, width]."""

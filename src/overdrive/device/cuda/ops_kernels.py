@@ -135,6 +135,14 @@ def rotate(
 
 
 @triton.jit
+def gated(gate, up):
+    """silu(gate) * up in the type of both; torch rounds silu before it multiplies."""
+    wide = gate.to(tl.float32)
+    open_ = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    return (open_ * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def gate_rows(gate_up, out, stride, EARLY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """out[t] = silu(gate_up[t, :WIDTH]) * gate_up[t, WIDTH:], contiguous. Grid: (T, parts of a row)."""
     _await_previous(EARLY)
@@ -142,8 +150,6 @@ def gate_rows(gate_up, out, stride, EARLY: tl.constexpr, WIDTH: tl.constexpr, BL
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     source = gate_up + token * stride + columns
-    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    kind = out.dtype.element_ty
-    open_ = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    tl.store(out + token * WIDTH + columns, (open_ * up).to(kind), mask=inside)
+    gate = tl.load(source, mask=inside, other=0.0)
+    up = tl.load(source + WIDTH, mask=inside, other=0.0)
+    tl.store(out + token * WIDTH + columns, gated(gate, up), mask=inside)

@@ -38,10 +38,13 @@ def store_kernel(
 
 @triton.jit
 def _rotated(x, places, mask, c, s, D: tl.constexpr):
-    """Both halves of x [.., D] at `places`, pair (i, i + D/2) rotated, in float32."""
+    """Both halves of x [.., D] at `places`, pair (i, i + D/2) rotated, in float32.
+
+    Written as what the compiler would make of products and sums, for `load_rotated` must come to the same bits.
+    """
     first = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(x + places + D // 2, mask=mask, other=0.0).to(tl.float32)
-    return first * c - second * s, second * c + first * s
+    return tl.fma(first, c, -(second * s)), tl.fma(second, c, first * s)
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=_INDICES)

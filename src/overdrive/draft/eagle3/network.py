@@ -103,19 +103,16 @@ class EagleHead:
         ops, eps, config = self._ops, self.config.norm_eps, self.config
         x = self._inputs(features, ids)
         hidden = x.split(config.hidden, dim=1)[1]
-        value = ops.copy(hidden if config.norm_before_residual else features)  # the layers update it in place
-        residual = ops.residual(value, x, eps)
+        residual = ops.copy(hidden if config.norm_before_residual else features)  # the layers update it in place
         for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
-            q, k, v = self._heads(residual.project(layer.qkv))
-            attended = ops.attend(attention, index, q, k, v, self._angles(places))
-            residual.add(layer.output, attended, layer.post_norm)
-            residual.add(layer.down, residual.gate(layer.gate_up), next_norm)
-        normed = residual.normed()
-        return HeadHidden(normed if config.norm_output else value, normed)
+            attended = self._attend(index, layer, x, places, attention)
+            x = ops.add_rms_norm(residual, attended, layer.post_norm, eps)
+            x = ops.add_rms_norm(residual, ops.project(layer.down, ops.gate(layer.gate_up, x)), next_norm, eps)
+        return HeadHidden(x if config.norm_output else residual, x)
 
     def keys_values(self, features: Tensor, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer stores of T pairs, each [T, Hkv, D]: all that a head of one layer keeps of them."""
-        q, k, v = self._heads(self._layers[0].qkv(self._inputs(features, ids)))
+        q, k, v = self._qkv(self._layers[0], self._inputs(features, ids))
         self._ops.rope(q, k, *self._angles(places))
         return k, v
 
@@ -128,15 +125,19 @@ class EagleHead:
         ops.rms_norm(features, self._norms.hidden, eps, hidden)
         return x
 
+    def _attend(self, index: int, layer: Layer, x: Tensor, places: Tensor, attention: Attention) -> Tensor:
+        """The attention block of one layer: [T, 2H] in the first one, else [T, H] -> [T, H]."""
+        attended = self._ops.attend(attention, index, *self._qkv(layer, x), self._angles(places))
+        return self._ops.project(layer.output, attended)
+
     def _angles(self, places: Tensor) -> Angles:
         return Angles(places, self._cos, self._sin)
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, Hq, D], keys and values [T, Hkv, D] of a layer, not rotated: views of its product."""
+    def _qkv(self, layer: Layer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] of a layer, not rotated: views of one product."""
         heads, kv_heads = self.config.heads, self.config.kv_heads
-        q, k, v = qkv.view(-1, heads + 2 * kv_heads, self.config.head_dim).split_with_sizes(
-            (heads, kv_heads, kv_heads), dim=1
-        )
+        qkv = self._ops.project(layer.qkv, x).view(-1, heads + 2 * kv_heads, self.config.head_dim)
+        q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         return q, k, v
 
     def score(self, batch: Batch, features: Tensor, attention: Attention) -> HeadScored:
