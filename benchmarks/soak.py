@@ -72,7 +72,8 @@ class Account:
 async def traffic(server: Server, account: Account, rng: random.Random, count: int, given: argparse.Namespace) -> None:
     """`count` requests by `--clients` clients; one that is told to come back later does so and is counted once."""
     todo = count
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=given.clients)
+    # Servers close what is idle for five seconds: who keeps connections longer may send into one that is being closed.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=given.clients, keepalive_expiry=2.0)
 
     async def client(http: httpx.AsyncClient) -> None:
         nonlocal todo

@@ -51,7 +51,8 @@ class Compiling:
                     request.constraint = self._constraint(request, ticket)
                     request.held = False
                 except BadRequest as error:
-                    refused.append((request, error))
+                    # The program's error is kept with it, and its traceback would keep this frame and its request.
+                    refused.append((request, error.with_traceback(None)))
         return refused
 
     def _constraint(self, request: Request, ticket: Ticket) -> Constrained:
