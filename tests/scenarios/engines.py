@@ -61,7 +61,14 @@ DRAFTING = [
     *((name, k) for name in ("ngram", "knowing") for k in (0, 1, 3, 7, FLIPPING)),
 ]
 SETTINGS = [Setting(name, k, overlap) for name, k in [*DRAFTING, ("erring", 7)] for overlap in (False, True)]
-every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=str)
+EVERY_K = (0, 1, 2, 3, 5, 7, 15, FLIPPING)
+NAMES = (*DRAFTERS, "random", "knowing", "erring")
+OTHERS = [Setting(name, k, overlap) for name in NAMES for k in EVERY_K for overlap in (False, True)]
+every_setting = pytest.mark.parametrize(
+    "setting",
+    [*SETTINGS, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS if one not in SETTINGS)],
+    ids=str,
+)
 PLAIN = Setting("none", 0, False)
 
 
