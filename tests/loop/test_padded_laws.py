@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Hashable
 
 import pytest
 
+from overdrive.config import EngineOptions
+from overdrive.device.base import Parts
+from overdrive.device.cuda.device import CudaDevice
+from overdrive.device.cuda.shapes import StepShape
 from overdrive.device.stream import InlineStream
 from overdrive.policy.controller import FixedDrafts
 from overdrive.request import Request
@@ -13,8 +18,9 @@ from overdrive.types import SamplingParams
 
 from .bench import RandomDrafts, StopAndGo
 from .lazy import LazyStream
-from .padded_engine import choices, padded_bench
+from .padded_engine import CPU, choices, padded_bench
 from .test_engine_laws import check, random_bounds, random_requests
+from .tiny_engine import Bounds, tiny
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -74,3 +80,34 @@ def test_imposed_acceptance_is_what_was_asked(acceptance: str, per_round: float)
     b.scheduler.submit(Request("r", (1, 2, 3), SamplingParams(max_tokens=80, temperature=0.0), 0))
     b.run()
     assert 79 / (b.committer.rounds - 1) == pytest.approx(per_round, rel=0.02)  # the first is the prompt's
+
+
+class Running:
+    """Graphs that are not recorded: what would be is run once, as it is before it is recorded."""
+
+    def __init__(self) -> None:
+        self.keys: set[Hashable] = set()
+
+    def run(self, key: Hashable, work: Callable[[], object]) -> None:
+        work()
+
+    def capture(self, key: Hashable, work: Callable[[], object]) -> None:
+        self.keys.add(key)
+        work()
+
+    def clear(self) -> None:
+        self.keys.clear()
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_whatever_is_recorded_at_start_can_run(drafts: int) -> None:
+    """Over padding rows alone, also where nobody drafts."""
+    given, graphs = Bounds(), Running()
+    choice = choices()["ngram+eagle3" if drafts else "none"]
+    parts = Parts(tiny(), choice, given.limits(), given.n_pages, drafts, (), EngineOptions())
+    runner = CudaDevice(CPU).assemble(parts, InlineStream())
+    runner._graphs = graphs
+    runner.capture(
+        [StepShape(4 * (drafts + 1), 4, drafts + 1, False), StepShape(16, 4, drafts + 1, True)], lambda done: None
+    )
+    assert {str(key[0]) for key in graphs.keys} >= {"forward", "accept", *(["keep", "write over"] if drafts else [])}

@@ -76,7 +76,8 @@ class Launches:
             for width in self.drafter.widths:
                 yield self.draft(shape, views, width)
             yield self.write_over(shape, views)
-        yield self.keep(shape, views)
+        if self.forced.longest:
+            yield self.keep(shape, views)
         yield self.forward(shape, views)
         for rules in LEVELS:
             yield self.accept(shape, views, rules)
