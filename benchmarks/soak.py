@@ -56,11 +56,11 @@ class Account:
         return {end: count for end, count in self.ends.items() if end.startswith("lost")}
 
     def growth(self) -> dict[str, float]:
-        """Mean resident memory of the second half of the pauses against the first, less one, by process.
+        """Mean resident memory of the second half of the pauses against the first, less one: by process, and of both.
 
         The first pause is left out: whatever is made once is made by then.
         """
-        later = self.memory[1:]
+        later = [{**one, "both": sum(one.values())} for one in self.memory[1:]]
         half = len(later) // 2
         if not half:
             return {}
