@@ -234,8 +234,9 @@ class SluggishProgram:
         return Sluggish(100)
 
 
-def test_a_grammar_that_keeps_taking_long_ends_its_request() -> None:
+def test_a_grammar_that_keeps_taking_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once is no harm, always would hold up everybody else's steps."""
+    monkeypatch.setattr("overdrive.grammar.constraint.SPARE_SECONDS", 0.3)
     constraint = Constrained(SluggishProgram(), (EOS,))
     masks(constraint, [7, 7])
     constraint.accept(7)
