@@ -108,7 +108,7 @@ def open_gears(
     if setting.rule != "auto" or not setting.drafts:
         return Gears(FixedDrafts(setting.drafts), site.options.draft.speculation)
     found, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
-    costs = found.padded_to_rows(row_sizes)  # which a runner finds anew at every start
+    costs = found.as_run(row_sizes, site.device.lookahead > 0)  # a runner finds its sizes anew at every start
     report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
     gearbox = Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans)
     return Gears(gearbox, site.options.draft.speculation, report, gearbox.beliefs)

@@ -94,6 +94,12 @@ def test_masks_cost_what_they_outlast_the_step_by_and_are_learnt() -> None:
     assert table.waiting(10, 0.01) == pytest.approx(0.01, rel=0.01)
 
 
+def test_nothing_hides_masks_where_steps_do_not_overlap() -> None:
+    table = CostTable([1], [0], [[1.0]], [1], [1], [[0.5]]).as_run({}, overlapped=False)
+    table.correct_masks(4, 0.004)
+    assert table.waiting(5, 0.01) == pytest.approx(0.005)
+
+
 def test_a_stored_table_comes_back_as_it_was_measured() -> None:
     table, measured = staircase(), staircase()
     table.correct(64, 0, 1.0)

@@ -130,7 +130,7 @@ class CostTable:
     padded_to: token counts up to it run as the next measured one (graphs); larger ones, and rows, are interpolated. 0
     for a device that runs every size as it is.
     mask_seconds: of host time for one grammar mask, which a constrained row needs for its own token and for each of its
-    drafts; 0 until one has been timed.
+    drafts; 0 until one has been timed. overlapped: masks are built while the step runs, not when it is done.
     """
 
     def __init__(
@@ -144,10 +144,12 @@ class CostTable:
         row_sizes: Mapping[int, Sequence[int]] | None = None,
         padded_to: int = 0,
         mask_seconds: float = 0.0,
+        overlapped: bool = True,
     ) -> None:
         """Raises ValueError for grids that do not fit together."""
         self.steps = Surface(step_tokens, contexts, step_seconds)
         self.mask_seconds = mask_seconds
+        self.overlapped = overlapped
         self._mask = mask_seconds
         if len(draft_ks) and draft_ks[0] < 1:
             raise ValueError("drafting nothing costs nothing: the drafts of a cost table begin at 1")
@@ -195,8 +197,8 @@ class CostTable:
         return tokens * self.drafts.at(1, few) / max(few, 1.0)
 
     def waiting(self, masks: int, step: float) -> float:
-        """Seconds that a step of `step` seconds waits for so many masks, which are built while it runs."""
-        return max(0.0, masks * self._mask - step)
+        """Seconds that a step of `step` seconds waits for so many masks, which are built while it runs, or behind it."""
+        return max(0.0, masks * self._mask - (step if self.overlapped else 0.0))
 
     def correct(self, tokens: int, context: int, seconds: float) -> None:
         """A step without prompts took so long: its cell is corrected slowly, its neighbours and the rest less."""
@@ -217,10 +219,10 @@ class CostTable:
             found = seconds / masks
             self._mask += RATE * (found - self._mask) if self._mask else found
 
-    def padded_to_rows(self, row_sizes: Mapping[int, Sequence[int]]) -> CostTable:
-        """The same costs, uncorrected, on a device that pads so."""
-        stored = self.to_dict({}) | {"row_sizes": {str(k): list(sizes) for k, sizes in row_sizes.items()}}
-        return CostTable.from_dict(stored, {})
+    def as_run(self, row_sizes: Mapping[int, Sequence[int]], overlapped: bool) -> CostTable:
+        """The same costs, uncorrected, where steps are padded and overlapped so."""
+        rows = {str(k): list(sizes) for k, sizes in row_sizes.items()}
+        return CostTable.from_dict(self.to_dict({}) | {"row_sizes": rows, "overlapped": overlapped}, {})
 
     def to_dict(self, key: dict[str, Any]) -> dict[str, Any]:
         """As JSON can hold it, without corrections. key: model, device, versions, threads: what costs depend on."""
@@ -235,6 +237,7 @@ class CostTable:
             "row_sizes": {str(k): list(sizes) for k, sizes in self.row_sizes.items()},
             "padded_to": self.padded_to,
             "mask_seconds": self.mask_seconds,
+            "overlapped": self.overlapped,
         }
 
     def corrected(self) -> dict[str, list[list[float]]]:
