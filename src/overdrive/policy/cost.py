@@ -197,7 +197,7 @@ class CostTable:
         return tokens * self.drafts.at(1, few) / max(few, 1.0)
 
     def waiting(self, masks: int, step: float) -> float:
-        """Seconds that a step of `step` seconds waits for so many masks, which are built while it runs, or behind it."""
+        """Seconds that a step of `step` seconds waits for so many masks, built while it runs or behind it."""
         return max(0.0, masks * self._mask - (step if self.overlapped else 0.0))
 
     def correct(self, tokens: int, context: int, seconds: float) -> None:
