@@ -26,8 +26,10 @@ class FunctionTool(Model):
 
     @property
     def arguments(self) -> Schema:
-        """What the arguments are held to."""
-        return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        """What the arguments are held to: an object, whether its schema says so or not."""
+        if self.parameters:
+            return {"type": "object", **self.parameters}
+        return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Tool(Model):

@@ -168,6 +168,8 @@ class Brittle:
 
 
 class BrittleProgram:
+    spent = False
+
     def start(self) -> Matcher:
         return Brittle(3)
 
@@ -184,6 +186,28 @@ def test_a_matcher_that_breaks_on_drafts_is_replaced() -> None:
     assert len(masks(constraint)[0]) == 0
     with pytest.raises(GrammarFault, match="too complex"):
         constraint.accept(7)
+
+
+class OneWay(Brittle):
+    """A matcher that cannot go back."""
+
+    def rollback(self, count: int) -> None:
+        if count:
+            raise GrammarFault("cannot go back")
+
+
+class OneWayProgram:
+    spent = False
+
+    def start(self) -> Matcher:
+        return OneWay(9)
+
+
+def test_a_matcher_that_cannot_go_back_is_replaced() -> None:
+    constraint = Constrained(OneWayProgram(), (EOS,))
+    constraint.accept(7)
+    assert len(masks(constraint, [7, 7])[0]) == 3
+    assert constraint._matcher.count == 1
 
 
 def test_masks_are_words_of_bits() -> None:
@@ -230,6 +254,8 @@ class Sluggish(Brittle):
 
 
 class SluggishProgram:
+    spent = False
+
     def start(self) -> Matcher:
         return Sluggish(100)
 

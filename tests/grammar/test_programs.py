@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import random
 import threading
+from functools import partial
 
+import llguidance
+import numpy as np
 import pytest
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.programs import KEPT, Programs, wait_for
+from overdrive.grammar.base import GrammarFault, legal
+from overdrive.grammar.programs import KEPT, Programs, Ticket, wait_for
 from overdrive.grammar.sources import MOST_BYTES, compose
 
-from .words import compiler, programs
+from .words import EOS, compiler, encode, programs
+
+
+class Made(str):
+    """A program that is its source."""
+
+    spent = False
 
 
 class Slow:
@@ -23,7 +35,7 @@ class Slow:
         self.count += 1
         if kind == "slow":
             self.go.wait(30)
-        return source
+        return Made(source)
 
 
 def test_equal_grammars_are_compiled_once() -> None:
@@ -73,6 +85,44 @@ def test_a_slow_grammar_holds_no_other() -> None:
     made.close()
 
 
+def test_a_program_that_is_spent_is_compiled_anew() -> None:
+    slow = Slow()
+    made = Programs(slow)
+    first = made.ask("quick", "a")
+    wait_for([first], 5)
+    first.program().spent = True
+    second = made.ask("quick", "a")
+    wait_for([second], 5)
+    assert not second.program().spent
+    assert slow.count == 2
+    made.close()
+
+
+def test_answers_that_use_a_grammar_up_leave_it_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of one program share the library's states, of which there are so many and no more."""
+    limits = llguidance.LLParserLimits(max_lexer_states=300, verbose_errors=False)
+    monkeypatch.setattr("overdrive.grammar.guidance.LIMITS", limits)
+    rng, made = random.Random(0), programs()
+    ask = partial(made.ask, "regex", "([a-z ]*[ab][a-z ]{12})*")
+    faults = [follow(rng, ask()) for _ in range(8)]
+    assert any(faults)  # or nothing was used up
+    assert not all(faults[-4:])
+    made.close()
+
+
+def follow(rng: random.Random, ticket: Ticket) -> bool:
+    """An answer of 40 tokens at random; whether it came to a fault."""
+    wait_for([ticket], 10)
+    matcher, words = ticket.program().start(), np.zeros(2, np.int32)
+    try:
+        for _ in range(40):
+            matcher.fill(words)
+            matcher.accept(rng.choice([token for token in range(2, 64) if legal(words, token)]))
+    except GrammarFault:
+        return True
+    return False
+
+
 def test_only_the_latest_programs_are_kept() -> None:
     slow = Slow()
     made = Programs(slow)
@@ -95,6 +145,8 @@ def test_only_the_latest_programs_are_kept() -> None:
         ("choice", "[]", "at least one"),
         ("choice", '["a", 3]', "at least one string"),
         ("lark", "start: nothing", "grammar"),
+        ("lark", 'start: "a" b\nb[max_tokens=9]: /[a-f]*/', "max_tokens and stop"),
+        ("lark", 'start: b "no"\nb[stop="9"]: /[a-f]*/', "max_tokens and stop"),
         ("gbnf", "root ::= (", "GBNF"),
         ("poem", "roses", "no kind of grammar"),
     ],
@@ -106,6 +158,15 @@ def test_what_cannot_be_used_is_said(kind: str, source: str, named: str) -> None
     with pytest.raises(BadRequest, match=named):
         ticket.program()
     made.close()
+
+
+def test_one_of_many_choices_is_as_good_as_one_of_few() -> None:
+    matcher, words = compiler()("choice", json.dumps([f"no {n}" for n in range(10_000)])).start(), np.zeros(2, np.int32)
+    for token in encode("no 9999"):
+        matcher.fill(words)
+        assert legal(words, token)
+        matcher.accept(token)
+    assert matcher.forced() == [EOS]
 
 
 def test_a_choice_is_taken_literally() -> None:

@@ -137,3 +137,12 @@ def test_markers_that_are_special_tokens_are_read_and_never_shown(plain) -> None
     assert json.loads(read.arguments) == CALL["arguments"]
     other = CommittedText(tokenizer, table=style.table).take([tokenizer.id_of("<other>")])
     assert other == ("<other>" if plain else "")
+
+
+@pytest.mark.parametrize("schema", [{"description": "any"}, {"anyOf": [{"type": "string"}, {"required": ["a"]}]}, {}])
+def test_arguments_are_an_object_whether_their_schema_says_so_or_not(schema) -> None:
+    """Calls could not be told from what follows them otherwise."""
+    use = tool_use(
+        Tooled.model_validate({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]})
+    )
+    assert use.callable[0].arguments == {"type": "object", **(schema or use.callable[0].arguments)}

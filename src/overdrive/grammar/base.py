@@ -81,6 +81,11 @@ class Matcher(Protocol):
 class Program(Protocol):
     """A compiled grammar."""
 
+    @property
+    def spent(self) -> bool:
+        """Answers have taken all that they may take of it together: new ones need it compiled anew."""
+        ...
+
     def start(self) -> Matcher:
         """A matcher at its beginning."""
         ...

@@ -178,10 +178,9 @@ class Constrained:
                     break
                 moved += self.begun
                 self._move(drafts[at])
+            self._matcher.rollback(moved)
         except GrammarFault as fault:
             self._restart(fault if filled == 0 else None)
-        else:
-            self._matcher.rollback(moved)
         self._seen = seen
         self._spare = min(SPARE_SECONDS, self._spare + filled * MASK_SECONDS - (time.thread_time() - started))
         if self._spare < 0:
@@ -213,5 +212,8 @@ class Constrained:
             self._fault = str(fault)
             return
         self._matcher = self._program.start()
-        for token in self._accepted:
-            self._matcher.accept(token)
+        try:
+            for token in self._accepted:
+                self._matcher.accept(token)
+        except GrammarFault as again:
+            self._fault = str(again)

@@ -7,7 +7,7 @@ and told as GrammarFault.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import llguidance
@@ -20,16 +20,23 @@ from overdrive.grammar.schema import explain
 from overdrive.grammar.sources import compose, one_line, read_schema
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-"""What one matcher may take: about 100 MB where a grammar goes as far as that, most take a thousandth; and, by the
-library's own limits on each step, about 20 ms for a mask."""
+"""What the matchers of one program may take together, since they share their lexer: about 100 MB where a grammar goes
+as far as that, most take a thousandth; and, by the library's own limits on each step, about 20 ms for a mask."""
 
 
 class GuidanceMatcher:
     """`Matcher`. End tokens are kept from the library but where a grammar names them: it accepts nothing behind one."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], ends: NDArray[np.int64]) -> None:
-        """ends: `word_ends` of the vocabulary."""
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        eos_ids: tuple[int, ...],
+        ends: NDArray[np.int64],
+        on_limit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """ends: `word_ends` of the vocabulary. on_limit: told when a mask is beyond the limits."""
         self._matcher = matcher
+        self._on_limit = on_limit
         self._eos_ids = eos_ids
         self._ends = ends
         self._ended = False
@@ -84,19 +91,28 @@ class GuidanceMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._on_limit()
             raise GrammarFault(f"the grammar exceeds its limits{_because(self._matcher)}")
 
 
 class GuidanceProgram:
-    """`Program`: a matcher that nobody moves."""
+    """`Program`: a matcher that nobody moves. Its copies share the states of one lexer, and so what is left of them."""
 
     def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], ends: NDArray[np.int64]) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids
         self._ends = ends
+        self._spent = False
+
+    @property
+    def spent(self) -> bool:
+        return self._spent
 
     def start(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._ends)
+        return GuidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._ends, self._spend)
+
+    def _spend(self) -> None:
+        self._spent = True
 
 
 class GuidanceCompiler:
@@ -115,6 +131,8 @@ class GuidanceCompiler:
             raise BadRequest(complaint(kind, source, matcher.get_error()))
         if not _begins(matcher.deep_copy()):
             raise BadRequest("the grammar cannot be used: no text follows it, or none that ends")
+        if not _goes_back(matcher.deep_copy(), self._vocabulary.eos_ids):
+            raise BadRequest("the grammar cannot be used: max_tokens and stop of a rule are not supported")
         return GuidanceProgram(matcher, self._vocabulary.eos_ids, self._ends)
 
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -131,6 +149,14 @@ def _begins(matcher: llguidance.LLMatcher) -> bool:
     if forced:
         matcher.consume_tokens(forced)
     return not matcher.is_error()
+
+
+def _goes_back(matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> bool:
+    """Whether tokens can be taken back, as walking along drafts needs: the library cannot where a rule is cut."""
+    mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    mask[list(eos_ids)] = 0
+    legal = int(mask.argmax())
+    return not mask[legal] or not matcher.consume_token(legal) or matcher.rollback(1)
 
 
 def complaint(kind: str, source: str, said: str) -> str:

@@ -62,7 +62,7 @@ class Programs:
         """Have a grammar compiled, unless it is or was lately. Returns at once."""
         key = kind, source
         compiled = self._kept.get(key)
-        if compiled is None:
+        if compiled is None or _spent(compiled):
             compiled = self._kept[key] = self._pool.submit(self._compiler, kind, source)
         self._kept.move_to_end(key)
         self._forget()
@@ -81,6 +81,11 @@ class Programs:
     def close(self) -> None:
         """Compile nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _spent(compiled: Future[Program]) -> bool:
+    """Whether there is a program that is of no use any more."""
+    return compiled.done() and compiled.exception() is None and compiled.result().spent
 
 
 def wait_for(tickets: Iterable[Ticket], seconds: float) -> None:

@@ -78,7 +78,9 @@ def _choice(source: str) -> str:
         raise BadRequest(f"the choices are no JSON list: {error}") from error
     if not (isinstance(choices, list) and choices and all(isinstance(choice, str) and choice for choice in choices)):
         raise BadRequest("choices must be a list of at least one string, none of them empty")
-    return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, dict.fromkeys(choices))))
+    # One terminal: rules of a parser would be looked at one by one at every token, and 2,000 are its most.
+    words = " | ".join(map(json.dumps, dict.fromkeys(choices)))
+    return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}")
 
 
 def _gbnf(source: str) -> str:
