@@ -134,6 +134,9 @@ def test_only_the_latest_programs_are_kept() -> None:
     made.close()
 
 
+MANY = json.dumps({"type": "object", "properties": {f"a{n}": {"type": "string"} for n in range(900)}})
+
+
 @pytest.mark.parametrize(
     ("kind", "source", "named"),
     [
@@ -144,6 +147,7 @@ def test_only_the_latest_programs_are_kept() -> None:
         ("json_schema", "[" * 100_000, "JSON"),
         ("choice", "[]", "at least one"),
         ("choice", '["a", 3]', "at least one string"),
+        ("json_schema", MANY, "beyond what"),
         ("lark", "start: nothing", "grammar"),
         ("lark", 'start: "a" b\nb[max_tokens=9]: /[a-f]*/', "max_tokens and stop"),
         ("lark", 'start: b "no"\nb[stop="9"]: /[a-f]*/', "max_tokens and stop"),

@@ -131,8 +131,7 @@ class GuidanceCompiler:
             raise BadRequest(complaint(kind, source, matcher.get_error()))
         if not _begins(matcher.deep_copy()):
             raise BadRequest("the grammar cannot be used: no text follows it, or none that ends")
-        if not _goes_back(matcher.deep_copy(), self._vocabulary.eos_ids):
-            raise BadRequest("the grammar cannot be used: max_tokens and stop of a rule are not supported")
+        _try_a_token(matcher.deep_copy(), self._vocabulary.eos_ids)
         return GuidanceProgram(matcher, self._vocabulary.eos_ids, self._ends)
 
     def _tokenizer(self) -> llguidance.LLTokenizer:
@@ -151,12 +150,18 @@ def _begins(matcher: llguidance.LLMatcher) -> bool:
     return not matcher.is_error()
 
 
-def _goes_back(matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> bool:
-    """Whether tokens can be taken back, as walking along drafts needs: the library cannot where a rule is cut."""
+def _try_a_token(matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+    """Go on by a token that may come first and take it back, as walking along drafts does. Raises BadRequest where that
+    is beyond the limits, and where the library cannot go back: not where a rule is cut."""
     mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     mask[list(eos_ids)] = 0
-    legal = int(mask.argmax())
-    return not mask[legal] or not matcher.consume_token(legal) or matcher.rollback(1)
+    first = int(mask.argmax())
+    if not mask[first]:
+        return
+    if not matcher.consume_token(first):
+        raise BadRequest(f"the grammar is beyond what can be followed{_because(matcher)}")
+    if not matcher.rollback(1):
+        raise BadRequest("the grammar cannot be used: max_tokens and stop of a rule are not supported")
 
 
 def complaint(kind: str, source: str, said: str) -> str:
