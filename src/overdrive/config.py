@@ -152,6 +152,8 @@ class ServerOptions:
     """File of further keys, one a line; # begins a comment. Other users can read a command line, not this file."""
     cors_origin: tuple[str, ...] = ()
     """Origins that browsers may call from."""
+    allowed_host: tuple[str, ...] = ()
+    """Names beside localhost that a server on loopback without a key answers to, as a proxy passes them on; * is any."""
     lenient: bool = False
     """Ignore unknown request fields instead of refusing them."""
     max_body_bytes: int = 8 << 20

@@ -107,10 +107,41 @@ def test_pages_of_other_sites_cannot_make_the_model_work(make_server):
         ("http://a.example", "cross-site", 200),
         (None, None, 200),
         ("http://self", "same-origin", 200),
+        ("http://b.example", None, 403),  # what browsers say to an address that they do not trust
+        ("http://a.example", None, 200),
+        ("null", None, 403),
+        (url.removesuffix("/v1/completions"), None, 200),
     ):
-        headers = {"Origin": origin, "Sec-Fetch-Site": site} if origin else {}
+        headers = {name: value for name, value in (("Origin", origin), ("Sec-Fetch-Site", site)) if value}
         response = httpx.post(url, json={"model": "tiny", "prompt": "x", "max_tokens": 1}, headers=headers)
         assert response.status_code == status, (origin, site)
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/metrics", "/server_info", "/v1/models"])
+def test_a_name_that_a_page_had_resolve_to_this_machine_is_not_answered_to(make_server, path):
+    """DNS rebinding: to the browser such a page is the server's own."""
+    server = make_server(allowed_host=("llm.example",))
+    for host, refused in (
+        ("rebound.example", True),
+        ("rebound.example:8000", True),
+        ("127.0.0.1.rebound.example", True),
+        ("[::1", True),
+        ("llm.example", False),
+        ("LLM.example:443", False),
+        ("localhost:8000", False),
+        ("app.localhost", False),
+        ("127.0.0.1", False),
+        ("[::1]:8000", False),
+    ):
+        with httpx.stream("GET", server.url + path, headers={"Host": host}) as response:
+            assert (response.status_code == 403) == refused, host
+
+
+def test_a_key_is_enough_whatever_the_name(make_server):
+    url = make_server(api_key=("k",)).url + "/v1/models"
+    headers = {"Host": "rebound.example"}
+    assert httpx.get(url, headers=headers).status_code == 401
+    assert httpx.get(url, headers={**headers, "Authorization": "Bearer k"}).status_code == 200
 
 
 @pytest.mark.parametrize("given", ["a1-B2_c:3", "x" * 128])

@@ -24,7 +24,8 @@ from overdrive.parameters import check_ids
 from overdrive.serve.chat import chat_completion
 from overdrive.serve.completions import text_completion
 from overdrive.serve.faults import error_response
-from overdrive.serve.guards import Authorise, Ended, EndQuietly, Observe, OwnPages
+from overdrive.serve.guards import Authorise, Ended, EndQuietly, KnownHosts, Observe, OwnPages
+from overdrive.serve.keys import loopback
 from overdrive.serve.logs import log_failure, log_request
 from overdrive.serve.openapi import body, document
 from overdrive.serve.page.routes import add_page
@@ -54,6 +55,8 @@ def create_app(gate: Gate, watchers: Sequence[Ended] = (log_request,)) -> FastAP
     app.add_middleware(OwnPages, origins=origins)
     if gate.options.api_key:
         app.add_middleware(Authorise, keys=gate.options.api_key)
+    elif loopback(gate.options.host):
+        app.add_middleware(KnownHosts, names=gate.options.allowed_host)
     if origins:
         exposed = ["X-Request-Id", "Retry-After"]
         app.add_middleware(

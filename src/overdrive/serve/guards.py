@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
+from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from overdrive.errors import BadRequest
 from overdrive.serve.entrance import Hold
 from overdrive.serve.faults import ServerFault, error_response
+from overdrive.serve.keys import loopback
 from overdrive.serve.record import RequestRecord, request_id
 from overdrive.serve.service import Gate
 
@@ -57,7 +59,8 @@ def _digest(key: bytes) -> bytes:
 class OwnPages:
     """Refuses what pages of other sites ask for: browsers send such requests, even where they hide the answer.
 
-    Browsers say where a request comes from, other clients say nothing. Origins that were named may ask.
+    Browsers say where a request comes from, in one header where they trust the address and in another elsewhere; other
+    clients say nothing. Origins that were named may ask.
     """
 
     def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
@@ -72,10 +75,38 @@ class OwnPages:
         await error_response(fault)(scope, receive, send)
 
     def _foreign(self, scope: Scope) -> bool:
-        origin = _header(scope, b"origin").decode("latin-1")
-        return _header(scope, b"sec-fetch-site") in (b"cross-site", b"same-site") and not (
-            self._origins & {origin, "*"}
-        )
+        origin, site = (_header(scope, name).decode("latin-1") for name in (b"origin", b"sec-fetch-site"))
+        if self._origins & {origin, "*"}:
+            return False
+        if site:
+            return site in ("cross-site", "same-site")
+        return bool(origin) and urlsplit(origin).netloc != _header(scope, b"host").decode("latin-1")
+
+
+class KnownHosts:
+    """Refuses requests that address this machine by a name that is not its own.
+
+    A page may have its own name resolve to the loopback address (DNS rebinding) and is then of the same origin as the
+    server, which a browser lets it read from. The name that it used is in `Host`.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._knows(_header(scope, b"host").decode("latin-1").lower()):
+            await self._app(scope, receive, send)
+            return
+        fault = BadRequest("this server does not answer to that name; see --allowed-host", "", "unknown_host", 403)
+        await error_response(fault)(scope, receive, send)
+
+    def _knows(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return not host or loopback(name) or bool(self._names & {name, "*"})
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:

@@ -33,13 +33,14 @@ def _read(path: Path) -> list[str]:
 
 def warning(options: ServerOptions) -> str:
     """What the operator of a server that anybody can use is told; "" where all is well."""
-    if options.api_key or _loopback(options.host):
+    if options.api_key or loopback(options.host):
         return ""
     return f"anybody who reaches {options.host} can use this server: give it --api-key-file, or guard it otherwise"
 
 
-def _loopback(host: str) -> bool:
+def loopback(host: str) -> bool:
+    """Whether a name or an address means this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost" or host.endswith(".localhost")

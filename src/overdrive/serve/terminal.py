@@ -49,7 +49,7 @@ def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool, chats: bo
         drafts += f", ACCEPTANCE SIMULATED ({info.simulated_acceptance}): the text is nobody's"
     where = f"{info.threads} threads" if info.device == "cpu" else info.device
     what = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Hello"}
-    body = {"model": name, **what}
+    body = {"model": name, **what, "max_tokens": 64, "temperature": 0}
     key = '-H "Authorization: Bearer $KEY" ' if asks_key else ""
     content = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return (
