@@ -75,7 +75,7 @@ class DraftOptions:
     """Speculation.
 
     draft says who writes drafts:
-    auto: a draft network where `draft_model` names one or one ships with the model, else ngram.
+    auto: ngram with a draft network where `draft_model` names one or one ships with the model, else ngram alone.
     none: nobody; every step is plain decoding.
     ngram: continues the newest tokens as they went on where they stood before in the prompt or the answer.
     eagle3: an EAGLE-3 head, which reads the model's own features.
@@ -84,7 +84,7 @@ class DraftOptions:
     """
 
     draft: Drafter = "auto"
-    """Who writes drafts. auto: a draft network where one is given or ships with the model, else ngram."""
+    """Who writes drafts. auto: ngram, and a network where one is given or ships with the model."""
     draft_model: str = ""
     """The EAGLE-3 head or the small model: a folder or a hub id; "dummy" is a head with random weights."""
     speculation: str = "auto"
@@ -153,7 +153,7 @@ class ServerOptions:
     cors_origin: tuple[str, ...] = ()
     """Origins that browsers may call from."""
     allowed_host: tuple[str, ...] = ()
-    """Names beside localhost that a server on loopback without a key answers to, as a proxy passes them on; * is any."""
+    """Names beside localhost that a server on loopback without a key answers to, as proxies pass them on; * is any."""
     lenient: bool = False
     """Ignore unknown request fields instead of refusing them."""
     max_body_bytes: int = 8 << 20
