@@ -123,6 +123,28 @@ def follow(rng: random.Random, ticket: Ticket) -> bool:
     return False
 
 
+LONG = 20_000
+REFERENCES = {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(LONG)} | {str(LONG): {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("lark", "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(LONG)) + f'r{LONG}: "no"'),
+        ("lark", "start: R0\n" + "".join(f"R{n}: R{n + 1}\n" for n in range(LONG)) + f'R{LONG}: "no"'),
+        ("json_schema", json.dumps({"$ref": "#/$defs/0", "$defs": REFERENCES})),
+    ],
+    ids=["rules", "terminals", "references"],
+)
+def test_no_chain_is_too_long_for_the_stack(kind: str, source: str) -> None:
+    """The process would end otherwise, and all its answers."""
+    made = programs()
+    ticket = made.ask(kind, source)
+    wait_for([ticket], 10)
+    assert ticket.program().start().forced()
+    made.close()
+
+
 def test_only_the_latest_programs_are_kept() -> None:
     slow = Slow()
     made = Programs(slow)

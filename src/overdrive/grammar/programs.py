@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import Compiler, Program
@@ -21,6 +21,10 @@ from overdrive.grammar.base import Compiler, Program
 THREADS = 2
 SECONDS = 20.0
 """From asking to having a program, the wait for others included."""
+
+STACK_BYTES = 512 << 20
+"""Of a compiling thread. The library follows rules and references into each other by recursion, as deep as a source is
+long; the usual 8 MiB would end the process. Only what is touched takes memory."""
 
 KEPT, KEPT_BYTES = 256, 16 << 20
 """Programs that are kept for the next request, and the most bytes of their sources together."""
@@ -63,7 +67,8 @@ class Programs:
         key = kind, source
         compiled = self._kept.get(key)
         if compiled is None or _spent(compiled):
-            compiled = self._kept[key] = self._pool.submit(self._compiler, kind, source)
+            with _deep_stacks():  # the pool starts its threads as they are needed
+                compiled = self._kept[key] = self._pool.submit(self._compiler, kind, source)
         self._kept.move_to_end(key)
         self._forget()
         return Ticket(compiled, self._seconds)
@@ -91,6 +96,16 @@ def _spent(compiled: Future[Program]) -> bool:
 def wait_for(tickets: Iterable[Ticket], seconds: float) -> None:
     """Returns when one of them has its program, after `seconds` at the latest."""
     wait([ticket.compiled for ticket in tickets], seconds, FIRST_COMPLETED)
+
+
+@contextmanager
+def _deep_stacks() -> Iterator[None]:
+    """Threads that are started here have stacks of STACK_BYTES."""
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
 
 
 def _step_back() -> None:
