@@ -13,7 +13,7 @@ import pytest
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import GrammarFault, legal
-from overdrive.grammar.programs import KEPT, Programs, Ticket, wait_for
+from overdrive.grammar.programs import KEPT, MOST_THREADS, Programs, Ticket, wait_for
 from overdrive.grammar.sources import MOST_BYTES, compose
 
 from .words import EOS, compiler, encode, programs
@@ -82,6 +82,37 @@ def test_a_slow_grammar_holds_no_other() -> None:
     assert soon.program() == "b"
     assert not late.ready
     slow.go.set()
+    made.close()
+
+
+def test_grammars_that_never_compile_hold_no_other() -> None:
+    """As many as there are threads, and more: their requests are refused in time, but their threads work on."""
+    slow = Slow()
+    made = Programs(slow, threads=2, patience=0.0)
+    late = [made.ask("slow", str(number)) for number in range(5)]
+    soon = made.ask("quick", "b")
+    for _ in range(500):
+        if soon.ready:  # whoever waits looks after them
+            break
+        wait_for([soon], 0.01)
+    assert soon.program() == "b"
+    assert not any(ticket.compiled.done() for ticket in late)
+    slow.go.set()
+    wait_for(late, 5)
+    made.close()
+
+
+def test_there_is_an_end_to_how_many_are_compiled_at_once() -> None:
+    slow = Slow()
+    made = Programs(slow, patience=0.0)
+    late = [made.ask("slow", str(number)) for number in range(3 * MOST_THREADS)]
+    for _ in range(100):
+        assert not late[-1].ready
+    assert slow.count <= MOST_THREADS
+    slow.go.set()
+    for ticket in late:
+        ticket.compiled.result(5)
+    assert slow.count == 3 * MOST_THREADS
     made.close()
 
 

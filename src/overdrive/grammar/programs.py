@@ -1,30 +1,30 @@
 """Compiling grammars on threads of their own, once for equal ones, within limits.
 
 A compilation cannot be interrupted; what bounds it is the size of its source and the library's own limits. Its threads
-yield to all others where the system can do that, so a hostile grammar slows nobody down. Knows sources and programs;
-never requests.
+yield to all others, and one that is slow is joined by another, so a hostile grammar holds nobody up. Knows sources and
+programs; never requests.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import Compiler, Program
+from overdrive.grammar.crew import Crew
 
-THREADS = 2
+THREADS, MOST_THREADS = 2, 12
+"""For grammars that compile quickly, and with those that take longer."""
+
+PATIENCE = 1.0
+"""Seconds that most grammars take a small part of."""
+
 SECONDS = 20.0
 """From asking to having a program, the wait for others included."""
-
-STACK_BYTES = 512 << 20
-"""Of a compiling thread. The library follows rules and references into each other by recursion, as deep as a source is
-long; the usual 8 MiB would end the process. Only what is touched takes memory."""
 
 KEPT, KEPT_BYTES = 256, 16 << 20
 """Programs that are kept for the next request, and the most bytes of their sources together."""
@@ -33,15 +33,20 @@ KEPT, KEPT_BYTES = 256, 16 << 20
 class Ticket:
     """A program that was asked for."""
 
-    def __init__(self, compiled: Future[Program], seconds: float) -> None:
+    def __init__(self, compiled: Future[Program], seconds: float, tend: Callable[[], None] = lambda: None) -> None:
+        """tend: looks after those who compile, while anybody waits."""
         self.compiled = compiled
+        self._tend = tend
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
     @property
     def ready(self) -> bool:
         """Whether `program` has an answer."""
-        return self.compiled.done() or time.monotonic() > self._deadline
+        if self.compiled.done():
+            return True
+        self._tend()
+        return time.monotonic() > self._deadline
 
     def program(self) -> Program:
         """The program. Raises BadRequest, naming what is wrong with its source, or that it took too long."""
@@ -56,10 +61,12 @@ class Ticket:
 class Programs:
     """Owns the threads and the programs that were made lately."""
 
-    def __init__(self, compiler: Compiler, threads: int = THREADS, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, compiler: Compiler, threads: int = THREADS, seconds: float = SECONDS, patience: float = PATIENCE
+    ) -> None:
         self._compiler = compiler
         self._seconds = seconds
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammars", initializer=_step_back)
+        self._crew = Crew(threads, max(threads, MOST_THREADS), patience)
         self._kept: OrderedDict[tuple[str, str], Future[Program]] = OrderedDict()
 
     def ask(self, kind: str, source: str) -> Ticket:
@@ -67,11 +74,10 @@ class Programs:
         key = kind, source
         compiled = self._kept.get(key)
         if compiled is None or _spent(compiled):
-            with _deep_stacks():  # the pool starts its threads as they are needed
-                compiled = self._kept[key] = self._pool.submit(self._compiler, kind, source)
+            compiled = self._kept[key] = self._crew.submit(partial(self._compiler, kind, source))
         self._kept.move_to_end(key)
         self._forget()
-        return Ticket(compiled, self._seconds)
+        return Ticket(compiled, self._seconds, self._crew.tend)
 
     def _forget(self) -> None:
         """Let go of the programs that were asked for longest ago; those still being compiled are kept track of."""
@@ -85,7 +91,7 @@ class Programs:
 
     def close(self) -> None:
         """Compile nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._crew.close()
 
 
 def _spent(compiled: Future[Program]) -> bool:
@@ -96,19 +102,3 @@ def _spent(compiled: Future[Program]) -> bool:
 def wait_for(tickets: Iterable[Ticket], seconds: float) -> None:
     """Returns when one of them has its program, after `seconds` at the latest."""
     wait([ticket.compiled for ticket in tickets], seconds, FIRST_COMPLETED)
-
-
-@contextmanager
-def _deep_stacks() -> Iterator[None]:
-    """Threads that are started here have stacks of STACK_BYTES."""
-    usual = threading.stack_size(STACK_BYTES)
-    try:
-        yield
-    finally:
-        threading.stack_size(usual)
-
-
-def _step_back() -> None:
-    """The calling thread works only when no other wants to, where threads have priorities of their own (Linux)."""
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
