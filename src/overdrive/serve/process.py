@@ -55,7 +55,10 @@ class EngineProcess:
         """How the process ended, for people."""
         self._process.join(1.0)
         code = self._process.exitcode or 0
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code >= 0:
+            return f"exit code {code}"
+        known = {one.value: one.name for one in signal.Signals}  # most real-time signals have no name
+        return f"signal {known.get(-code, -code)}"
 
     def end(self, grace: float) -> None:
         """Waits `grace` seconds for the process to end by itself, then kills it."""
