@@ -107,12 +107,12 @@ def test_nor_does_json_that_is_hardly_any(http, body):
     assert http.post("/v1/completions", content=body.encode()).status_code in (200, 400)
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 RAW = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
     "header flood": HEAD + b"".join(b"X-%d: y\r\n" % number for number in range(20_000)),
     "one long header": HEAD + b"X: " + b"y" * 300_000,
-    "long path": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "long path": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no length that counts": HEAD + b"Content-Length: abc\r\n\r\n",
     "absurd length": HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
     "large length": HEAD + b"Content-Length: 99999999999999999999\r\n\r\n",
@@ -121,15 +121,15 @@ RAW = {
     "length and chunks": HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     "bad chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     "no such transfer": HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
-    "bare line feeds": b"GET /health HTTP/1.1\nHost: x\n\n",
+    "bare line feeds": b"GET /health HTTP/1.1\nHost: localhost\n\n",
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
-    "bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-    "escapes in the path": b"GET /v1/models/%ff%00%2e%2e%2f HTTP/1.1\r\nHost: x\r\n\r\n",
-    "websocket": b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
-    "unknown method": b"BREW /v1/completions HTTP/1.1\r\nHost: x\r\n\r\n",
-    "trace": b"TRACE / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "whole address": b"GET http://evil/health HTTP/1.1\r\nHost: x\r\n\r\n",
-    "star": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    "bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "escapes in the path": b"GET /v1/models/%ff%00%2e%2e%2f HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "websocket": b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "unknown method": b"BREW /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "trace": b"TRACE / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "whole address": b"GET http://evil/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "star": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "key of bytes": HEAD + b"Authorization: Bearer \xff\xfe\r\nContent-Length: 2\r\n\r\n{}",
 }
 

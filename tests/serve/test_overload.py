@@ -37,7 +37,7 @@ def wait(condition, seconds=10.0):
 def send(server, head: str, body: bytes = b"") -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
-    connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode() + body)
+    connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode() + body)
     return connection
 
 
