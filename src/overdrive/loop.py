@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
@@ -151,6 +151,7 @@ class Loop(Generic[F]):
         self._lookahead = lookahead
         self._watches = watches
         self._pending: deque[_Pending[F]] = deque()
+        self._arrived = 0.0  # when the newest results came, where steps follow each other; else 0
 
     @property
     def idle(self) -> bool:
@@ -224,16 +225,23 @@ class Loop(Generic[F]):
             step, started = pending.flight.step, time.perf_counter()
             outcome = pending.flight.wait()
             arrived = time.perf_counter()
+            outcome = replace(outcome, between=self._between(outcome, arrived))
             self._pending.popleft()
             self._faults_in_a_row = 0
             deltas += self._committer.settle(step, outcome)
             self._controller.observe(step, outcome)
+            self._arrived = arrived if self._scheduler.running else 0.0
             settled = time.perf_counter()
             self.times.waited += arrived - started
             self.times.settled += settled - arrived
             for watch in self._watches:
                 before = pending.scheduled, pending.built, pending.launched
                 watch(Turn(step, outcome, *before, started, arrived, settled))
+
+    def _between(self, outcome: Outcome, arrived: float) -> float:
+        """`Outcome.between`."""
+        device = sum(outcome.seconds)
+        return max(0.0, arrived - self._arrived - device) if device and self._arrived else 0.0
 
     def _abandon(self, error: Exception) -> list[Delta]:
         """A launch failed, and what was launched is lost: the rows run again, half as many at once.
@@ -245,6 +253,7 @@ class Loop(Generic[F]):
         self._faults_in_a_row += 1
         rows = max((len(pending.flight.step.rows) for pending in self._pending), default=0)
         self._pending.clear()
+        self._arrived = 0.0
         deltas = []
         if max(rows, len(self._scheduler.running)) > 1:
             self._scheduler.preempt_all()

@@ -31,7 +31,7 @@ class Meter:
         self.plans[step.plan.drafts] += 1
         self.rules[step.plan.why.rule] += 1
         self._last, why = step, step.plan.why
-        seconds = sum(outcome.seconds)
+        seconds = sum(outcome.seconds) + outcome.between
         # A step that reads prompts takes longer than its plan was made for.
         if why.expected_seconds and seconds and all(row.known == 1 and row.emits for row in step.rows):
             self._expected = [self._expected[0] + why.expected_tokens, self._expected[1] + why.expected_seconds]

@@ -243,6 +243,8 @@ class Outcome:
     logprobs: per row, for rows that asked: covers `tokens[r, :counts[r]]`.
     prompt_logprobs: per row, for rows that asked: the prompt tokens that this step's known positions predict.
     seconds: device time of the draft, forward, accept and absorb launches.
+    between: seconds from the results of the step before to these in which none of those ran: the host's, where nothing
+    hides them. The loop's to say; 0 where there was no step before, or nothing is known of the device's time.
     """
 
     tokens: np.ndarray
@@ -252,3 +254,4 @@ class Outcome:
     logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, TopLogprobs] = field(default_factory=dict)
     seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    between: float = 0.0

@@ -125,7 +125,7 @@ RAW = {
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
     "bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "escapes in the path": b"GET /v1/models/%ff%00%2e%2e%2f HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "websocket": b"GET /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "websocket": b"GET /v1/completions HTTP/1.1\r\nHost: [::1]\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     "unknown method": b"BREW /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "trace": b"TRACE / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "whole address": b"GET http://evil/health HTTP/1.1\r\nHost: localhost\r\n\r\n",

@@ -94,6 +94,13 @@ def test_masks_cost_what_they_outlast_the_step_by_and_are_learnt() -> None:
     assert table.waiting(10, 0.01) == pytest.approx(0.01, rel=0.01)
 
 
+def test_what_the_host_adds_to_every_step_follows_the_load() -> None:
+    table = CostTable([1], [0], [[1.0]], [1], [1], [[0.5]])
+    for _ in range(100):
+        table.correct_between(0.004)
+    assert table.between == pytest.approx(0.004, rel=0.01)
+
+
 def test_nothing_hides_masks_where_steps_do_not_overlap() -> None:
     table = CostTable([1], [0], [[1.0]], [1], [1], [[0.5]]).as_run({}, overlapped=False)
     table.correct_masks(4, 0.004)

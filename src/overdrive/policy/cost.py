@@ -18,6 +18,9 @@ from overdrive.errors import OverdriveError
 RATE = 1 / 64
 """Share of a measured deviation that one step corrects."""
 
+BETWEEN_RATE = 1 / 16
+"""Share of a deviation of the host's time that one step corrects: it follows the load."""
+
 SHARED = 0.5
 """Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. The
 rest falls by half with every cell of distance."""
@@ -150,6 +153,7 @@ class CostTable:
         self.steps = Surface(step_tokens, contexts, step_seconds)
         self.mask_seconds = mask_seconds
         self.overlapped = overlapped
+        self.between = 0.0  # seconds of host time that lately came on top of every step, whatever it fed
         self._mask = mask_seconds
         if len(draft_ks) and draft_ks[0] < 1:
             raise ValueError("drafting nothing costs nothing: the drafts of a cost table begin at 1")
@@ -212,6 +216,10 @@ class CostTable:
         if seconds > 0 and expected > 0:
             self.drafts.correct(k, self._padded_rows(k, rows), seconds / expected)
             self._drafting.clear()
+
+    def correct_between(self, seconds: float) -> None:
+        """The host took so long between two steps."""
+        self.between += BETWEEN_RATE * (seconds - self.between)
 
     def correct_masks(self, masks: int, seconds: float) -> None:
         """Building so many masks took so long."""

@@ -121,6 +121,8 @@ class Gearbox(Controller):
         self._acceptance.observe(step, outcome)
         rows, drafts = len(step.rows), step.plan.drafts if any(map(_DRAFTS, step.rows)) else 0
         plain = rows > 0 and step.rows[-1].known == 1  # prompts come last
+        if plain and not step.masked and any(outcome.seconds):  # masks are counted for themselves
+            self.costs.correct_between(outcome.between)
         correct = plain and step.number % STEPS_A_CORRECTION == 0
         if correct:
             asked = sum(map(_DRAFTS, step.rows)) if drafts else 0
@@ -182,7 +184,7 @@ class Gearbox(Controller):
             step = whole = costs.step(costs.fed(rows, k, asked, 0), context)
             if prefill:
                 whole = costs.step(costs.fed(rows, k, asked, prefill), context)
-            alone, seconds = drafting + step, drafting + whole
+            alone, seconds = drafting + step + costs.between, drafting + whole + costs.between
             if view.masked_rows:
                 masks = view.masked_rows * (1 + k)
                 alone, seconds = alone + costs.waiting(masks, step), seconds + costs.waiting(masks, whole)
@@ -278,7 +280,7 @@ class Gearbox(Controller):
         tokens = view.decode_rows + (tried.tokens - view.decode_rows) * share
         step = self.costs.step(self.costs.fed(view.decode_rows, k, asked, view.prefill_tokens), view.context_tokens)
         masks = view.masked_rows * (1 + k)
-        seconds = self.costs.draft(k, rows) + step + self.costs.waiting(masks, step)
+        seconds = self.costs.draft(k, rows) + step + self.costs.waiting(masks, step) + self.costs.between
         return Prospect(k, rows, asked, tokens, seconds, tokens - pace * seconds)
 
 
