@@ -13,7 +13,7 @@ from overdrive.policy.baselines import Aimd, EmaLadder, Fixed, Off
 from overdrive.policy.controller import Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
-from overdrive.policy.gearbox import Gearbox
+from overdrive.policy.gearbox import Gearbox, about
 from overdrive.types import Admission, Outcome, Plan, Row, SamplingParams, Step, Why
 
 from .gears import MOST, PLANS, Machine, gearbox, staircase, steady
@@ -96,7 +96,7 @@ def test_what_is_given_up_against_plain_decode_stays_below_half_a_step(spans: li
                 continue
             if plan.why.rule == "probe":
                 continue
-            alone = rows / costs.step(rows, rows * 500)
+            alone = rows / costs.step(rows, about(rows * 500))
             given_up = max(0.0, given_up + plan.why.expected_seconds - plan.why.expected_tokens / alone)
             longest = max(longest, plan.why.expected_seconds)
             assert given_up <= longest / 2 * (1 + 1e-9)

@@ -127,7 +127,7 @@ class Gearbox(Controller):
         if correct:
             asked = sum(map(_DRAFTS, step.rows)) if drafts else 0
             fed = self.costs.fed(rows, drafts, asked, 0)
-            context = _about(sum(map(_UPPER_LEN, step.rows)) - asked)
+            context = about(sum(map(_UPPER_LEN, step.rows)) - asked)
             self.costs.correct(fed, context, sum(outcome.seconds[1:]))
         drafting = (rows if step.plan.most_rows < 0 else min(step.plan.most_rows, rows)) if drafts else 0
         self._catch_up.settle(step, drafting, outcome.seconds[0] if plain else 0.0, correct)
@@ -163,7 +163,7 @@ class Gearbox(Controller):
         Steps follow each other that differ in nothing but a little context: what was weighed holds until more does.
         """
         survival, ratio = self._acceptance.survival(view), self._pace.ratio
-        load = replace(view, context_tokens=_about(view.context_tokens))
+        load = replace(view, context_tokens=about(view.context_tokens))
         if survival is not self._weighed.survival or load != self._weighed.load or ratio != self._weighed.ratio:
             found = self._candidates(load, survival)
             pace = ratio * max(tokens / alone for _, tokens, alone, _ in found)
@@ -294,7 +294,7 @@ class _Weighed(NamedTuple):
     pace: float
 
 
-def _about(context: int) -> int:
+def about(context: int) -> int:
     """Within 2 % of it, and the same for as long as may be."""
     step = 1 << max(0, context.bit_length() - 6)
     return context // step * step + step // 2
