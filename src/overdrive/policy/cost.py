@@ -249,8 +249,9 @@ class CostTable:
         }
 
     def corrected(self) -> dict[str, list[list[float]]]:
-        """The seconds of `to_dict` as they are corrected by now."""
-        return {"step_seconds": self.steps.corrected.tolist(), "draft_seconds": self.drafts.corrected[1:].tolist()}
+        """The seconds of `to_dict` as they are corrected by now, with what the host adds to every step."""
+        steps, drafts = self.steps.corrected + self.between, self.drafts.corrected[1:]
+        return {"step_seconds": steps.tolist(), "draft_seconds": drafts.tolist()}
 
     @staticmethod
     def from_dict(stored: dict[str, Any], key: dict[str, Any]) -> CostTable:
