@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Protocol, TextIO
 
 from overdrive.config import EngineOptions
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 
 Messages = list[dict[str, str]]
 
@@ -90,7 +90,7 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
-        event = json.loads(line.removeprefix("data: "))
+        event = parse_json(line.removeprefix("data: "))
         if "error" in event:
             raise OverdriveError(event["error"]["message"])
         for choice in event["choices"]:
@@ -100,7 +100,7 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
 def _message(body: bytes) -> str:
     """The message of an error response, or what there is of it."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(parse_json(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return body[:200].decode(errors="replace")
 

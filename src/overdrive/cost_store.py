@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 from overdrive.policy.cost import CostTable
 
 Key = Mapping[str, str | int]
@@ -33,9 +34,9 @@ class CostStore:
     def load(self, key: Key) -> CostTable | None:
         """The table of this key; None where there is none, or none that can be trusted."""
         try:
-            stored = json.loads(self.path(key).read_text(encoding="utf-8"))
+            stored = parse_json(self.path(key).read_text(encoding="utf-8"))
             return CostTable.from_dict(stored, dict(key)) if isinstance(stored, dict) else None
-        except (OSError, OverdriveError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, OverdriveError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def save(self, key: Key, table: CostTable) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from overdrive.errors import BadRequest
+from overdrive.json_text import parse_json
 from overdrive.strict import Model
 from overdrive.types import GrammarSpec
 
@@ -147,8 +148,8 @@ def _json(field: str, given: Schema | str) -> Structure:
         if len(given) > MAX_SCHEMA_CHARS:
             raise BadRequest(f"{field}: the schema has more than {MAX_SCHEMA_CHARS} characters", field)
         try:
-            schema = json.loads(given)
-        except (ValueError, RecursionError) as error:
+            schema = parse_json(given)
+        except ValueError as error:
             raise BadRequest(f"{field}: the schema is no valid JSON: {error}", field) from None
         if not isinstance(schema, dict):
             raise BadRequest(f"{field}: the schema must be a JSON object", field)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overdrive.bench.prompts import read_source
+from overdrive.bench.records import read_results
 from overdrive.bench.traces import read_trace
 from overdrive.cost_store import CostStore
 from overdrive.policy.simulation.traces import read_trace as read_load
@@ -20,7 +21,7 @@ from overdrive.train.prompts import encode_prompts, read_prompts
 from tests.effort import effort
 from tests.unit.test_cost_store import KEY, table
 
-from .damage import answers, damaged, json_text
+from .damage import answers, damaged, deep, json_text
 
 TURN = {"role": "user", "content": "hello"}
 PROMPTS: list[dict[str, Any]] = [
@@ -53,9 +54,12 @@ def lines_of(draw: st.DrawFn, rows: list[dict[str, Any]]) -> bytes:
 
 @effort(1.0)
 @given(content=lines_of(PROMPTS), packed=st.booleans())
+@example(content=deep(100_000).encode(), packed=False)
+@example(content=deep(100_000).encode(), packed=True)
 def test_prompts(place: Path, content: bytes, packed: bool) -> None:
     path = write(place / ("prompts.jsonl.gz" if packed else "prompts.jsonl"), content)
     source = answers(lambda: read_source(path, 0, 9))
+    answers(lambda: read_results(path))
     if source is not None:
         source.of_length(5, 0)
     if packed:

@@ -5,13 +5,13 @@ Knows how arms are written on the command line and in which order they take turn
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 
 OWN_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "n")
 
@@ -50,7 +50,7 @@ def _parse(text: str, url: str) -> Arm:
 def parse_body(text: str, option: str) -> dict[str, Any]:
     """A JSON object of request fields; {} for an empty text. `option` is named in errors."""
     try:
-        value = json.loads(text or "{}")
+        value = parse_json(text or "{}")
     except ValueError:
         raise OverdriveError(f"{option}: not valid JSON: {text[:80]}") from None
     if not isinstance(value, dict):

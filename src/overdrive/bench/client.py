@@ -6,7 +6,6 @@ A chunk may hold several tokens (drafts), so chunks are not counted: the number 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from overdrive.json_text import parse_json
 
 USAGE = re.compile(rb'"usage"\s*:\s*\{')
 TEXT = re.compile(rb'"(?:content|text|reasoning_content)"\s*:\s*"(?!")')
@@ -93,7 +94,7 @@ async def _read(response: httpx.Response, sample: Sample) -> None:
             chunks += 1
             sample.first = sample.first or time.monotonic()
         if USAGE.search(line):
-            _take_usage(sample, json.loads(line[5:]))
+            _take_usage(sample, parse_json(line[5:]))
         done = done or line.startswith(b"data: [DONE]")
     if not sample.usage:
         sample.counted, sample.output_tokens = "chunks", chunks
@@ -127,7 +128,7 @@ def _take_usage(sample: Sample, event: Any) -> None:
 def error_text(status: int, body: bytes) -> str:
     """What the server said was wrong, in one line."""
     try:
-        value = json.loads(body)
+        value = parse_json(body)
         error = value.get("error", value.get("detail", value.get("message", value)))
         said = error.get("message", error) if isinstance(error, dict) else error
     except (ValueError, AttributeError):

@@ -6,7 +6,6 @@ Knows texts and their rough length in tokens; never a tokenizer, since the serve
 from __future__ import annotations
 
 import gzip
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 
 FIELDS = ("turns", "messages", "conversation", "prompt", "question", "instruction", "text", "input")
 WORDS_PER_TOKEN = 0.75  # of English; measured lengths are in the results (usage.prompt_tokens)
@@ -64,7 +64,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             for line in filter(str.strip, file):
-                row = json.loads(line)
+                row = parse_json(line)
                 yield row if isinstance(row, dict) else {}
     except (OSError, EOFError) as error:
         raise OverdriveError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None

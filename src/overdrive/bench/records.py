@@ -14,6 +14,7 @@ from typing import Any
 from overdrive.bench.client import Sample
 from overdrive.bench.plan import Block
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 
 FORMAT = 1
 SAMPLE_FIELDS = {one.name for one in fields(Sample)}
@@ -140,7 +141,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
+            lines.append(parse_json(text))
         except ValueError:
             if number < len(texts):
                 raise OverdriveError(f"{path}, line {number}: not JSON") from None

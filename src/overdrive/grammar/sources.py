@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # described in its stubs alone
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.schema import plain
+from overdrive.json_text import parse_json
 
 MOST_BYTES = 1 << 20
 """Of a grammar's source: compiling takes time and memory in proportion, and cannot be interrupted."""
@@ -49,8 +50,8 @@ def _json_schema(source: str) -> str:
 def read_schema(source: str) -> dict[str, Any] | bool:
     """A schema from its text. Raises BadRequest where it is none."""
     try:
-        schema = json.loads(source)
-    except (ValueError, RecursionError) as error:
+        schema = parse_json(source)
+    except ValueError as error:
         raise BadRequest(f"the JSON schema is no JSON: {error}") from error
     if not isinstance(schema, dict | bool):
         raise BadRequest(f"a JSON schema is an object or a boolean, not {type(schema).__name__}")
@@ -73,7 +74,7 @@ def one_line(said: str) -> str:
 
 def _choice(source: str) -> str:
     try:
-        choices = json.loads(source)
+        choices = parse_json(source)
     except ValueError as error:
         raise BadRequest(f"the choices are no JSON list: {error}") from error
     if not (isinstance(choices, list) and choices and all(isinstance(choice, str) and choice for choice in choices)):

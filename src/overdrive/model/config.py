@@ -6,13 +6,13 @@ nothing of weights or devices. A .gguf file's metadata is first rewritten in con
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 from overdrive.model.rope import RopeConfig, parse_rope
 
 MOST, MOST_LAYERS = 1 << 24, 1 << 12
@@ -146,10 +146,10 @@ class ModelConfig:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises OverdriveError naming the file when it is missing or not one."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OverdriveError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OverdriveError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise OverdriveError(f"{path} holds no JSON object")

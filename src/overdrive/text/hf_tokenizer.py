@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 from overdrive.text.pieces import TokenTable, pieces_for_decoder, strips_first_space
 from overdrive.text.tokenizer import FastTokenizer, NoTokenizer, Tokenizer
 
@@ -39,8 +39,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        value = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise OverdriveError(f"{path} is no valid JSON: {error}") from error
     except OSError as error:
         raise OverdriveError(f"cannot read {path}: {error.strerror}") from error
@@ -58,7 +58,7 @@ def _assemble(core: Core, config: Mapping[str, Any]) -> Tokenizer:
         index for index in by_name if index is not None
     }
     tokens = {index: token for token, index in core.get_vocab(with_added_tokens=True).items()}
-    decoder = json.loads(core.decoder.__getstate__()) if core.decoder is not None else {}
+    decoder = parse_json(core.decoder.__getstate__()) if core.decoder is not None else {}
     table = TokenTable(pieces_for_decoder(decoder, tokens, added), special, strips_first_space(decoder))
     ends = core.token_to_id(special_tokens.get("eos_token", ""))
     return FastTokenizer(core, table, special_tokens, _prefix(core, config), () if ends is None else (ends,))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from overdrive.errors import BadRequest
+from overdrive.json_text import parse_json
 
 
 class Arguments(dict[str, Any]):
@@ -85,8 +86,8 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
+            arguments = parse_json(arguments)
+        except ValueError as error:
             raise BadRequest(f"{place}.function.arguments is no valid JSON: {error}", f"{place}.function") from error
     if not isinstance(arguments, Mapping):
         raise BadRequest(f"{place}.function.arguments must be a JSON object", f"{place}.function")

@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -238,7 +239,7 @@ def _read_header(path: Path) -> tuple[DatasetInfo, list[str]]:
     try:
         with safe_open(path, framework="numpy") as shard:
             header = shard.metadata() or {}
-        return DatasetInfo(**json.loads(header["info"])), json.loads(header["categories"])
+        return DatasetInfo(**parse_json(header["info"])), parse_json(header["categories"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise OverdriveError(f"{path} is no shard of training answers: {error}") from None
 

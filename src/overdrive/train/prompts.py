@@ -8,7 +8,6 @@ left alone. Knows the file and the chat template; must never know a model's weig
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overdrive.errors import BadRequest, OverdriveError
+from overdrive.json_text import parse_json
 
 if TYPE_CHECKING:
     from overdrive.text import ChatTemplate, Tokenizer
@@ -79,8 +79,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _parse(text: str, place: str, line: int) -> Prompt:
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(text)
+    except ValueError as error:
         raise OverdriveError(f"{place} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise OverdriveError(f"{place} is not a JSON object with prompt, messages or turns")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
@@ -19,6 +18,7 @@ from typing import TextIO
 import numpy as np
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 from overdrive.policy.simulation.loads import Recorded
 
 Request = tuple[float, int, int]  # seconds, tokens of the prompt, tokens of the answer
@@ -54,5 +54,5 @@ def _csv(lines: Iterable[str]) -> Iterator[Request]:
 
 def _json_lines(lines: Iterable[str]) -> Iterator[Request]:
     for line in lines:
-        row = json.loads(line)
+        row = parse_json(line)
         yield row["timestamp"] / 1000, int(row["input_length"]), int(row["output_length"])

@@ -7,7 +7,6 @@ words; must never know whose they are.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 
 RUN = 13
 _WORD = re.compile(r"\w+")
@@ -73,8 +73,8 @@ def _strings_of(path: Path) -> Iterator[str]:
 
 def _parsed(row: str, place: str) -> Any:
     try:
-        return json.loads(row)
-    except (ValueError, RecursionError) as error:
+        return parse_json(row)
+    except ValueError as error:
         raise OverdriveError(f"{place} is not JSON: {error}") from None
 
 

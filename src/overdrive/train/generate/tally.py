@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import parse_json
 from overdrive.train.prompts import Prompt
 
 
@@ -125,8 +126,8 @@ class Tally:
         if not (folder / _SUMMARY).exists():
             return cls()
         try:
-            summary = json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
-            used = [json.loads(line) for line in (folder / _USED).read_text(encoding="utf-8").splitlines()]
+            summary = parse_json((folder / _SUMMARY).read_text(encoding="utf-8"))
+            used = [parse_json(line) for line in (folder / _USED).read_text(encoding="utf-8").splitlines()]
             sources = {(row["split"], row["source"], row["license"]): row for row in summary["by_source"]}
             return cls(
                 rows=Counter({key: row["rows"] for key, row in sources.items()}),
