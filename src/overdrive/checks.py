@@ -16,6 +16,7 @@ from overdrive.types import MAX_DRAFTS
 
 MAX_PAGE_SIZE = 1024
 MAX_THREADS = 1024
+SHORTEST_TIMEOUT = 5  # seconds: an engine says something twice a second, and one step may take longer than that
 
 
 def check_engine(options: EngineOptions) -> None:
@@ -72,6 +73,10 @@ def check_server(options: ServerOptions) -> None:
         raise OverdriveError(f"--drain-seconds must be at least 0, not {options.drain_seconds}")
     if not options.request_seconds > 0:
         raise OverdriveError(f"--request-seconds must be more than 0, not {options.request_seconds}")
+    if not (options.engine_timeout == 0 or options.engine_timeout >= SHORTEST_TIMEOUT):
+        raise OverdriveError(
+            f"--engine-timeout must be 0 (never) or at least {SHORTEST_TIMEOUT}, not {options.engine_timeout}"
+        )
     if options.otlp_endpoint and urlsplit(options.otlp_endpoint).scheme not in ("http", "https"):
         raise OverdriveError(f"--otlp-endpoint must be an http or https address, not {options.otlp_endpoint!r}")
     for origin in options.cors_origin:

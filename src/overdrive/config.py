@@ -170,3 +170,5 @@ class ServerOptions:
     """Where spans of requests are sent, as http://127.0.0.1:4318/v1/traces; needs the extra `otel`."""
     max_restarts: int = 5
     """How often in a row an engine process that dies is started again before the server ends."""
+    engine_timeout: float = 600.0
+    """Seconds without a sign of life after which an engine that serves is taken for stuck and killed; 0 is never."""

@@ -119,7 +119,8 @@ class Reply:
 class EngineClient:
     """The HTTP process's end of the link; lives in one event loop, created and closed inside it.
 
-    `run` reads the link until it is cancelled. `stats` is the newest `Stats`; `failure` says why the engine is gone
+    `run` reads the link until it is cancelled. `stats` is the newest `Stats`; `heard` counts the messages that
+    have come: a ready engine tells its `Stats` twice a second, whatever it does. `failure` says why the engine is gone
     ("" while it is not); `draining` that it takes no more requests.
     """
 
@@ -132,6 +133,7 @@ class EngineClient:
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._told = asyncio.Event()  # set when `stats` is replaced, and then replaced itself
         self.stats = Stats()
+        self.heard = 0
         self.failure = ""
         self.draining = False
 
@@ -144,6 +146,7 @@ class EngineClient:
         """Takes messages off the link and hands them to whom they concern, until cancelled."""
         while True:
             message = self._decoder.decode(await self._socket.recv())
+            self.heard += 1
             match message:
                 case Batch():
                     for item in message.tokens:

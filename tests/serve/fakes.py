@@ -183,6 +183,19 @@ class FakeEngine:
         return batch
 
 
+class TalkingEngine(FakeEngine):
+    """Tells its statistics again and again, as a real one does."""
+
+    BETWEEN = 0.1
+    _told = 0.0
+
+    def tell(self) -> list[Stats]:
+        if time.monotonic() - self._told < self.BETWEEN:
+            return []
+        self._told = time.monotonic()
+        return [STATS]
+
+
 def engine_process(model: str, options: EngineOptions, address: str) -> None:
     """An engine for `serve(..., target=engine_process)`; the model's name says how it behaves."""
     if model == "broken":
@@ -192,7 +205,7 @@ def engine_process(model: str, options: EngineOptions, address: str) -> None:
         return
     if model == "crashing":
         raise SystemExit(3)
-    FakeEngine(round_seconds=0.1 if model == "slow" else 0.001).serve(address)
+    TalkingEngine(round_seconds=0.1 if model == "slow" else 0.001).serve(address)
 
 
 class FakeServer:

@@ -1,4 +1,4 @@
-"""`overdrive serve` around the scripted engine, as a process of its own: run_fake.py MODEL PORT TEMPLATE."""
+"""`overdrive serve` around the scripted engine, as a process of its own: run_fake.py MODEL PORT TEMPLATE TIMEOUT."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,8 @@ from overdrive.config import EngineOptions, ModelOptions, ServerOptions
 from overdrive.serve.server import serve
 
 if __name__ == "__main__":
-    model, port, template = sys.argv[1:]
+    model, port, template, timeout = sys.argv[1:]
     options = EngineOptions(model=ModelOptions(load_format="dummy", chat_template=template))
     with report():
-        serve(model, options, ServerOptions(port=int(port), drain_seconds=5.0), target=engine_process)
+        server = ServerOptions(port=int(port), drain_seconds=5.0, engine_timeout=float(timeout))
+        serve(model, options, server, target=engine_process)

@@ -104,6 +104,8 @@ def test_engine_options_that_cannot_work_are_named(options, name):
         ({"drain_seconds": -1.0}, "--drain-seconds"),
         ({"drain_seconds": float("nan")}, "--drain-seconds"),
         ({"max_restarts": -1}, "--max-restarts"),
+        ({"engine_timeout": 0.5}, "--engine-timeout"),
+        ({"engine_timeout": float("nan")}, "--engine-timeout"),
         ({"request_seconds": 0.0}, "--request-seconds"),
         ({"otlp_endpoint": "localhost:4318"}, "--otlp-endpoint"),
         ({"cors_origin": ("example.org",)}, "--cors-origin"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 
 import pytest
 
@@ -19,7 +20,8 @@ from overdrive.tools.style import chat_style
 from overdrive.types import FinishReason, SamplingParams
 from overdrive.wire import Failed, Ready, Tokens
 
-from .fakes import INFO, TEMPLATE, FakeEngine
+from .fakes import INFO, TEMPLATE, FakeEngine, TalkingEngine
+from .test_state import metric
 
 
 class ThreadProcess:
@@ -29,6 +31,7 @@ class ThreadProcess:
 
     def __init__(self, address: str, serve) -> None:
         self.sentinel, self._alive = os.pipe()
+        self._serve = serve
         self._thread = threading.Thread(target=self._run, args=(address, serve), daemon=True)
 
     def __enter__(self):
@@ -36,6 +39,8 @@ class ThreadProcess:
         return self
 
     def end(self, grace: float) -> None:
+        if isinstance(self._serve, Stuck):
+            self._serve.killed.set()
         self._thread.join(5)
         os.close(self.sentinel)
 
@@ -53,6 +58,23 @@ def cannot_start(address: str) -> None:
     say(address, Failed("not enough memory"))
 
 
+class Stuck:
+    """Serves, and says nothing any more, until it is killed."""
+
+    def __init__(self) -> None:
+        self.killed = threading.Event()
+
+    def __call__(self, address: str) -> None:
+        say(address, Ready(INFO))
+        self.killed.wait(10)
+
+
+def starts_slowly(address: str) -> None:
+    """Says nothing for longer than an engine that serves may."""
+    time.sleep(1.0)
+    TalkingEngine().serve(address)
+
+
 def say(address: str, message) -> None:
     endpoint = EngineEndpoint(address)
     endpoint.send(message)
@@ -66,9 +88,9 @@ def serves(address: str) -> None:
 class Kept:
     """A keeper whose engines behave one after the other as `lives` says, the last one for ever."""
 
-    def __init__(self, folder, lives, restarts: int = 5, first_wait: float = 0.01) -> None:
+    def __init__(self, folder, lives, restarts: int = 5, first_wait: float = 0.01, timeout: float = 0.0) -> None:
         self.lives, self.started, self.greeted = lives, 0, []
-        self.gate = Gate(ServerOptions(), Metrics())
+        self.gate = Gate(ServerOptions(engine_timeout=timeout), Metrics())
         self.keeper = EngineKeeper(self.start, self.open, self.gate, folder, restarts, first_wait)
 
     def start(self, address: str) -> ThreadProcess:
@@ -118,6 +140,44 @@ def test_a_later_engine_that_cannot_start_is_followed_by_another(tmp_path):
 
     asyncio.run(scenario())
     assert seen == ["restarting", "draining"]
+
+
+def test_a_stuck_engine_is_killed_and_followed_by_another(tmp_path):
+    kept = Kept(tmp_path, [Stuck(), lambda address: TalkingEngine().serve(address)], timeout=0.5)
+
+    async def scenario() -> list[Tokens]:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        reply = kept.gate.state.submit(["a"], [[1]], [SamplingParams(max_tokens=5)], 60.0)
+        ends = [item async for item in reply]
+        await kept.until(lambda: kept.started == 2 and isinstance(kept.gate.state, Service))
+        await kept.keeper.drain(1.0, asyncio.Event())
+        await keeping
+        return ends
+
+    (end,) = asyncio.run(scenario())
+    assert (end.finish, end.error) == (FinishReason.ERROR, "the engine process gave no sign of life for 0.5 s")
+    assert counted(kept) == (1, 1)
+
+
+def test_an_engine_may_start_for_longer_than_it_may_be_silent(tmp_path):
+    kept = Kept(tmp_path, [starts_slowly], timeout=0.5)
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        await asyncio.sleep(1.0)
+        await kept.keeper.drain(1.0, asyncio.Event())
+        await keeping
+
+    asyncio.run(scenario())
+    assert (kept.started, counted(kept)) == (1, (0, 0))
+
+
+def counted(kept: Kept) -> tuple[float, float]:
+    """Engines that were killed because they were stuck, and engines started in place of others."""
+    text = kept.gate.report().decode()
+    return tuple(metric(text, f"overdrive_engine_{name}_total") for name in ("hangs", "restarts"))
 
 
 def test_a_system_without_a_process_to_give_is_asked_again(tmp_path):

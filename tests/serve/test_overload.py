@@ -95,7 +95,8 @@ def test_a_full_queue_is_refused_before_the_body_has_come(make_server):
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(blocked(server))
-        assert httpx.get(f"{server.url}/ready").json() == {"status": "busy"}
+        told = httpx.get(f"{server.url}/ready").json()
+        assert told == {"status": "busy", "reason": "the queue is full, try again later"}
         assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
         with send(server, "Content-Length: 1000000") as connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 429")

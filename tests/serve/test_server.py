@@ -28,10 +28,11 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 class Running:
     """A server process with its address and the id of its engine process."""
 
-    def __init__(self, model: str, folder: Path, port: int = 0) -> None:
+    def __init__(self, model: str, folder: Path, port: int = 0, engine_timeout: float = 600.0) -> None:
         template = folder / "template.jinja"
         template.write_text(TEMPLATE)
-        command = [sys.executable, str(Path(__file__).with_name("run_fake.py")), model, str(port), str(template)]
+        script = Path(__file__).with_name("run_fake.py")
+        command = [sys.executable, *map(str, (script, model, port, template, engine_timeout))]
         self.scratch = tempfile.TemporaryDirectory(prefix="od")  # short: the link's address has 107 bytes at most
         environment = {**os.environ, "TMPDIR": self.scratch.name}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -60,8 +61,8 @@ def _children(pid: int) -> list[int]:
 def run(tmp_path):
     started = []
 
-    def make(model, port=0):
-        started.append(Running(model, tmp_path, port))
+    def make(model, port=0, **options):
+        started.append(Running(model, tmp_path, port, **options))
         return started[-1]
 
     yield make
@@ -116,7 +117,7 @@ def test_running_answers_end_before_the_server_does(run):
     thread, lines = _streaming(server)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
-    assert httpx.get(f"{server.url}/health").json() == {"status": "draining"}
+    assert httpx.get(f"{server.url}/health").json()["status"] == "draining"
     assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
     thread.join()
     assert lines[-2] == "data: [DONE]"
@@ -166,6 +167,35 @@ def test_a_dead_engine_is_an_error_and_503_until_the_next_one_serves(run):
     assert "overdrive_engine_restarts_total 1.0" in httpx.get(f"{server.url}/metrics").text
     server.process.send_signal(signal.SIGTERM)
     assert server.end()[0] == 0
+
+
+def test_a_stopped_engine_is_killed_and_followed_by_another(run):
+    """It lives, and nothing ends by itself: whoever waits gets an error, and probes see that nobody is answered."""
+    server = run("slow", engine_timeout=1.0).wait_ready()
+    thread, lines = _streaming(server)
+    os.kill(server.engine, signal.SIGSTOP)
+    thread.join()
+    assert any("gave no sign of life for 1 s" in line for line in lines)
+    assert lines[-2] == "data: [DONE]"
+    told = httpx.get(f"{server.url}/ready")
+    assert (told.status_code, "no sign of life" in told.json()["reason"]) == (503, True)
+    assert _gone(server.engine)
+    while httpx.get(f"{server.url}/ready").status_code != 200:
+        time.sleep(0.05)
+    assert httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, "model": "slow"}).status_code == 200
+    counted = httpx.get(f"{server.url}/metrics").text
+    assert "overdrive_engine_hangs_total 1.0" in counted and "overdrive_engine_restarts_total 1.0" in counted
+    server.process.send_signal(signal.SIGTERM)
+    code, errors = server.end()
+    assert (code, "gave no sign of life for 1 s; it is killed" in errors) == (0, True)
+
+
+def test_a_stopped_engine_does_not_hold_up_the_end(run):
+    server = run("tiny").wait_ready()
+    os.kill(server.engine, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
+    assert _gone(server.engine)
 
 
 def test_a_killed_server_leaves_no_engine(run):

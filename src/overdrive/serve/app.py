@@ -175,10 +175,11 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
     @app.get("/health", **body(None, None))
     async def health() -> Response:
         """200 when requests are answered; 503 while loading, draining or without an engine."""
-        status = _status(gate)
-        value = {"status": status}
-        code = 200 if status == "ready" else 503
-        return Response(json.dumps(value), status_code=code, media_type="application/json")
+        try:
+            gate.service()
+        except BadRequest as fault:
+            return _not_ready(_status(gate), fault)
+        return Response(json.dumps({"status": "ready"}), media_type="application/json")
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready", **body(None, None))
@@ -187,8 +188,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         try:
             gate.service().check_room()
         except BadRequest as fault:
-            value = {"status": "busy" if fault.status == 429 else _status(gate)}
-            return Response(json.dumps(value), status_code=503, media_type="application/json")
+            return _not_ready("busy" if fault.status == 429 else _status(gate), fault)
         return Response(json.dumps({"status": "ready"}), media_type="application/json")
 
     @app.get("/metrics", **body(None, None, media="text/plain"))
@@ -229,6 +229,12 @@ def _status(gate: Gate) -> str:
     if isinstance(gate.state, Closed):
         return gate.state.status
     return "failed" if gate.state.client.failure else "ready"
+
+
+def _not_ready(status: str, fault: BadRequest) -> Response:
+    """What probes get, with the reason in words for whoever looks himself."""
+    value = {"status": status, "reason": str(fault)}
+    return Response(json.dumps(value), status_code=503, media_type="application/json")
 
 
 def _add_errors(app: FastAPI, gate: Gate) -> None:

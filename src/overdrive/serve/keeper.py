@@ -1,7 +1,7 @@
 """Keeps an engine behind the gate: starts its process, lets requests in when it is ready, starts another when it dies.
 
     starts -> loads (503) -> serves -> dies: its requests end with an error -> waits (503) -> starts again
-                                                                            -> too often: the server ends
+                                    -> is stuck: it is killed, and has died                -> too often: the server ends
 
 Each engine has a link of its own, so nothing of a dead one reaches those who ask the next.
 """
@@ -20,6 +20,7 @@ from overdrive.link import EngineClient
 from overdrive.serve.process import EngineProcess
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.serve.terminal import loading
+from overdrive.serve.watchdog import LOOK_SECONDS, Silence
 
 log = logging.getLogger("overdrive.serve")
 
@@ -45,6 +46,7 @@ class EngineLife:
         self._process = process
         self._on_loading = on_loading
         self._dead = asyncio.Event()
+        self.stuck = False
 
     async def __aenter__(self) -> EngineLife:
         self._process.__enter__()
@@ -63,9 +65,19 @@ class EngineLife:
         self.client.fail("the engine was stopped")
         self.client.close()
 
-    async def death(self) -> str:
-        """Waits for the process to end; says why it did."""
-        await self._dead.wait()
+    async def death(self, patience: float) -> str:
+        """Waits for a ready engine's process to end; says why it did.
+
+        patience: seconds without a sign of life after which it counts as dead, and `stuck` is true; 0 is without end.
+        """
+        between = min(LOOK_SECONDS, patience / 4 or LOOK_SECONDS)
+        silence = Silence(patience, between)
+        while not self._dead.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._dead.wait(), between)
+            if silence.too_long(self.client.heard, time.monotonic()) and not self.client.failure:
+                self.stuck = True
+                self._bury(f"the engine process gave no sign of life for {patience:g} s")
         return self.client.failure
 
     def _link_ended(self, task: asyncio.Task[None]) -> None:
@@ -148,7 +160,11 @@ class EngineKeeper:
                 log.warning("the engine serves again")
             else:
                 on_ready(service)
-            return await life.death()
+            reason = await life.death(self._gate.options.engine_timeout)
+            if life.stuck:
+                self._gate.metrics.hangs.inc()
+                log.error("%s; it is killed", reason)
+            return reason
 
     async def _wait(self, reason: str, deaths: int) -> None:
         """Closes the gate for a while, longer each time: what killed an engine may still be there."""

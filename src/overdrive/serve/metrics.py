@@ -42,6 +42,9 @@ class Metrics:
             "Engine processes that were started in place of a dead one.",
             registry=self.registry,
         )
+        self.hangs = Counter(
+            f"{prefix}engine_hangs", "Engine processes that were killed since they were stuck.", registry=self.registry
+        )
         self.ready = self._gauge("ready", "1 while requests are taken, 0 while the gate is closed.")
         self.active = self._gauge("active_requests", "Answers asked of the engine and not ended.")
         self.arriving = self._gauge("arriving_bytes", "Bytes of requests that the engine does not have yet.")

@@ -17,6 +17,8 @@ from multiprocessing.connection import wait
 
 from overdrive.config import EngineOptions
 
+KILL_SECONDS = 10.0
+
 Target = Callable[[str, EngineOptions, str], None]  # model, options, address of the link
 
 
@@ -61,11 +63,14 @@ class EngineProcess:
         return f"signal {known.get(-code, -code)}"
 
     def end(self, grace: float) -> None:
-        """Waits `grace` seconds for the process to end by itself, then kills it."""
+        """Waits `grace` seconds for the process to end by itself, then kills it.
+
+        Returns although it still exists where the system itself cannot end it, because a driver does not let it go.
+        """
         self._process.join(grace)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join()
+            self._process.join(KILL_SECONDS)
 
 
 def _child(target: Target, model: str, options: EngineOptions, address: str) -> None:
