@@ -10,6 +10,7 @@ from overdrive.commit import Delta
 from overdrive.config import EngineOptions
 from overdrive.device.cpu.precompile import Precompiler
 from overdrive.errors import BadRequest, OverdriveError, one_line
+from overdrive.heap import freeze_heap
 from overdrive.link import EngineEndpoint
 from overdrive.types import Finish, FinishReason
 from overdrive.wire import Abort, Batch, Drain, Failed, Loading, Logprobs, Ready, Stop, Submit, Tokens
@@ -111,6 +112,7 @@ def run_engine(model: str, options: EngineOptions, address: str) -> None:
         link.send(Failed(one_line(error)))
         link.close()
         return
+    freeze_heap()
     link.send(Ready(engine.info))
     try:
         _Served(engine, link).run()

@@ -30,6 +30,7 @@ from overdrive.device.stream import synchronize
 from overdrive.draft import NoDrafts
 from overdrive.engine import limits_of
 from overdrive.errors import OverdriveError, one_line
+from overdrive.heap import freeze_heap
 from overdrive.loop import Flight
 from overdrive.model.weights import load
 
@@ -71,6 +72,7 @@ def follow(link: FollowerEnd, rank: int) -> None:
         model, limits = loaded.transformer, limits_of(loaded, options)
         parts = Parts(model, NoDrafts(), limits, message.n_pages, message.drafts, message.plans, options, ranks)
         runner = device.open_runner(parts, device.open_stream(synchronize), progress)
+        freeze_heap()
         link.send(Ready())
         run_steps(link, runner, device.lookahead)
 

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 
 from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
+from overdrive.heap import freeze_heap
 from overdrive.link import EngineClient
 from overdrive.serve.app import create_app
 from overdrive.serve.connection import Connection, probe_silent_peers, raise_file_limit
@@ -157,6 +158,7 @@ class Server:
         self._gate.metrics.watch(lambda: client.stats)
         name = self._options.served_model_name or self._model
         style = chat_style(template, tokenizer, self._engine.model.tool_format)
+        freeze_heap()
         return Service(client, info, tokenizer, template, style, name, self._options.request_seconds)
 
     def _greet(self, service: Service) -> None:
