@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overdrive.grammar.base import GrammarFault
+from overdrive.grammar.base import GrammarFault, GrammarLimit
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.request import Request, Running
 from overdrive.scheduler import Scheduler
@@ -107,14 +107,16 @@ class Committer:
     def _take(request: Request, tokens: list[int]) -> list[int]:
         """Append tokens up to and including the one that ends the answer; sets `finish` there.
 
-        A token that the grammar refuses is a fault of the server's: it ends the request and is not part of the answer.
+        A token that the grammar refuses is a fault of the server's, a grammar that cannot be followed one of its
+        author's: either ends the request, and the token is not part of the answer.
         """
         params = request.params
         for taken, token in enumerate(tokens, start=1):
             try:
                 request.constraint.accept(token)
             except GrammarFault as fault:
-                request.finish = Finish(FinishReason.ERROR, message=str(fault))
+                status = 400 if isinstance(fault, GrammarLimit) else 500
+                request.finish = Finish(FinishReason.ERROR, message=str(fault), status=status)
                 return tokens[: taken - 1]
             request.tokens.append(token)
             matched = request.stops.push(token)

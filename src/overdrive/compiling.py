@@ -5,15 +5,16 @@ Knows requests and programs; never how a grammar is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from weakref import WeakSet
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import Vocabulary
+from overdrive.grammar.base import GrammarLimit, Vocabulary, without_tokenizer
 from overdrive.grammar.constraint import Constrained, Lead
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs, Ticket, wait_for
+from overdrive.grammar.vetting import Vetting
 from overdrive.request import Request
 from overdrive.text import Tokenizer
 
@@ -21,7 +22,9 @@ from overdrive.text import Tokenizer
 class Compiling:
     """Owns the programs. Used by the engine's thread."""
 
-    def __init__(self, programs: Programs, eos_ids: Sequence[int]) -> None:
+    def __init__(self, programs: Programs, eos_ids: Sequence[int], on_close: Callable[[], None] = lambda: None) -> None:
+        """on_close: ends whoever tries grammars."""
+        self._on_close = on_close
         self._programs = programs
         self._eos_ids = tuple(eos_ids)
         self._waiting: dict[Request, Ticket] = {}
@@ -58,7 +61,10 @@ class Compiling:
     def _constraint(self, request: Request, ticket: Ticket) -> Constrained:
         grammar = request.params.grammar
         assert grammar is not None
-        made = Constrained(ticket.program(), self._eos_ids, Lead(grammar.after, grammar.trigger))
+        try:
+            made = Constrained(ticket.program(), self._eos_ids, Lead(grammar.after, grammar.trigger))
+        except GrammarLimit as limit:  # others have used it up since it was asked for
+            raise BadRequest(str(limit)) from limit
         self._made.add(made)
         return made
 
@@ -69,6 +75,7 @@ class Compiling:
     def close(self) -> None:
         """Compile nothing more."""
         self._programs.close()
+        self._on_close()
 
 
 def open_compiling(tokenizer: Tokenizer, size: int, eos_ids: tuple[int, ...]) -> Compiling:
@@ -77,4 +84,5 @@ def open_compiling(tokenizer: Tokenizer, size: int, eos_ids: tuple[int, ...]) ->
     encode = partial(tokenizer.encode, add_special=False)
     special = table.special.union(eos_ids)
     vocabulary = Vocabulary(size, table.pieces, special, eos_ids, encode, table.strips_space)
-    return Compiling(Programs(GuidanceCompiler(vocabulary)), eos_ids)
+    vetting = Vetting(partial(GuidanceCompiler, without_tokenizer(vocabulary)))
+    return Compiling(Programs(GuidanceCompiler(vocabulary), vetting), eos_ids, vetting.close)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import lru_cache
 
-from overdrive.grammar.base import Vocabulary
+from overdrive.errors import BadRequest
+from overdrive.grammar.base import Vetted, Vocabulary
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs
+from overdrive.grammar.sources import compose
 
 EOS, END_OF_TURN = 0, 1
 
@@ -48,5 +51,15 @@ def program(kind: str, source: str):
     return compiler()(kind, source)
 
 
+def trust(kind: str, source: str, seconds: float) -> Future[Vetted]:
+    """Takes every grammar for a good one, without a process that tries it."""
+    future: Future[Vetted] = Future()
+    try:
+        future.set_result(Vetted(compose(kind, source), 0.0, 0))
+    except BadRequest as error:
+        future.set_exception(error)
+    return future
+
+
 def programs() -> Programs:
-    return Programs(compiler())
+    return Programs(compiler(), trust)

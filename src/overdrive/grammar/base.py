@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from overdrive.errors import BadRequest
 
 Words = NDArray[np.int32]
 """A mask: token t is legal where bit t % 32 of word t // 32 is set. [ceil(V / 32)]"""
@@ -19,7 +21,30 @@ WORD_END = re.compile(rb'"[,:}\]]{0,2}|[,}\]]{1,2}')
 
 
 class GrammarFault(Exception):
-    """A matcher cannot go on: a token that it refused, or a step beyond its limits. Ends one request, no other."""
+    """A matcher cannot go on: it refused a token that it had allowed. Ends one request, no other."""
+
+
+class GrammarLimit(GrammarFault):
+    """A matcher cannot go on, since the grammar leads to more than is followed: its author's doing."""
+
+
+class NotNow(BadRequest):
+    """A grammar was not compiled, by no fault of its own: it may be another time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="not_compiled", status=503)
+
+
+@dataclass(frozen=True, slots=True)
+class Vetted:
+    """A grammar that was compiled once, in a process that could be killed.
+
+    grammar: its text for the library. seconds: of the processor that it took. bytes: of memory that it took.
+    """
+
+    grammar: str
+    seconds: float
+    bytes: int
 
 
 def mask_words(vocab_size: int) -> int:
@@ -45,6 +70,15 @@ class Vocabulary:
     begins_with_space: bool = False
 
 
+def without_tokenizer(vocabulary: Vocabulary) -> Vocabulary:
+    """The same tokens for another process, which need not know how a model's tokenizer cuts text."""
+    return replace(vocabulary, pieces=tuple(vocabulary.pieces), encode=_not_at_all, begins_with_space=False)
+
+
+def _not_at_all(text: str) -> list[int]:
+    return []
+
+
 class Matcher(Protocol):
     """How far one answer has come in its grammar. End tokens are legal exactly where the answer may end."""
 
@@ -54,11 +88,12 @@ class Matcher(Protocol):
         ...
 
     def fill(self, words: Words) -> None:
-        """Write the mask of what may come next. Raises GrammarFault where the library gives up."""
+        """Write the mask of what may come next. Raises GrammarLimit where the library gives up."""
         ...
 
     def accept(self, token: int) -> None:
-        """Go on by one token. Raises GrammarFault where it is not legal; the matcher is of no use then."""
+        """Go on by one token. Raises GrammarFault where it is not legal, GrammarLimit where the library gives up; the
+        matcher is of no use then."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -83,19 +118,26 @@ class Program(Protocol):
 
     @property
     def spent(self) -> bool:
-        """Answers have taken all that they may take of it together: new ones need it compiled anew."""
+        """Answers have taken all that they may take of it together: it must be compiled anew."""
         ...
 
     def start(self) -> Matcher:
-        """A matcher at its beginning."""
+        """A matcher at its beginning. Where answers have used up what they share, it shares that with none of them.
+
+        Raises GrammarLimit where the program is spent.
+        """
         ...
 
 
 class Compiler(Protocol):
-    """Makes programs. Used by several threads at once."""
+    """Makes programs, in two steps of which only the second needs the process that is to have them. By any thread."""
 
-    def __call__(self, kind: str, source: str) -> Program:
-        """`GrammarSpec.kind` and `.source`, compiled. Raises BadRequest, naming what is wrong."""
+    def compose(self, kind: str, source: str) -> str:
+        """The library's grammar for `GrammarSpec.kind` and `.source`. Raises BadRequest, naming what is wrong."""
+        ...
+
+    def build(self, kind: str, source: str, grammar: str) -> Program:
+        """The program of what `compose` made. Raises BadRequest, naming what is wrong."""
         ...
 
 

@@ -17,13 +17,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from overdrive.grammar.base import GrammarFault, Matcher, Program, Words, all_but, legal
+from overdrive.grammar.base import GrammarFault, GrammarLimit, Matcher, Program, Words, all_but, legal
 
 MASK_SECONDS = 0.005
 """What a mask may take of the processor in the long run; nearly all take a hundredth of that."""
 
 SPARE_SECONDS = 1.0
 """What masks may take beyond it at times: the first ones of a large grammar do."""
+
+
+TRIES = 3
+"""How often a mask that is beyond the limits is tried: each try has the library's limits anew, and goes on from what
+those before it found."""
 
 
 class Constraint(Protocol):
@@ -38,7 +43,8 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """The next committed token. Raises GrammarFault where it is not legal, which ends the request."""
+        """The next committed token. Raises GrammarFault where it is not legal, GrammarLimit where the grammar cannot be
+        followed so far: both end the request."""
         ...
 
     def certain(self, most: int) -> tuple[int, ...]:
@@ -153,9 +159,13 @@ class Constrained:
 
     def accept(self, token: int) -> None:
         if self._fault:
-            raise GrammarFault(self._fault)
+            raise GrammarLimit(self._fault)
         if self.begun:
-            self._matcher.accept(token)
+            try:
+                self._matcher.accept(token)
+            except GrammarLimit:
+                self._restart()
+                self._matcher.accept(token)
             self._accepted.append(token)
         else:
             self._seen = self._lead.next(self._seen, token)
@@ -168,23 +178,23 @@ class Constrained:
     ) -> int:
         seen, moved, filled, started = self._seen, 0, 0, time.thread_time()
         try:
-            while True:
-                self._fill(lines[filled], forced[filled])
-                filled += 1
-                at = filled - 1
-                if at == len(drafts) or self._matcher.done or time.perf_counter() > until:
-                    break
-                if not legal(lines[at], drafts[at]):
+            self._fill_first(lines[0], forced[0])
+            filled = 1
+            while filled <= len(drafts) and not self._matcher.done and time.perf_counter() <= until:
+                draft = drafts[filled - 1]
+                if not legal(lines[filled - 1], draft):
                     break
                 moved += self.begun
-                self._move(drafts[at])
+                self._move(draft)
+                self._fill(lines[filled], forced[filled])
+                filled += 1
             self._matcher.rollback(moved)
         except GrammarFault as fault:
-            self._restart(fault if filled == 0 else None)
+            self._recover(fault, filled)
         self._seen = seen
         self._spare = min(SPARE_SECONDS, self._spare + filled * MASK_SECONDS - (time.thread_time() - started))
         if self._spare < 0:
-            self._fault = "the grammar takes too long to follow"
+            self._fault = "the grammar takes too long to follow; simplify it"
         return filled
 
     def _fill(self, line: Words, forced: NDArray[np.int64]) -> None:
@@ -206,14 +216,27 @@ class Constrained:
         else:
             self._seen = self._lead.next(self._seen, token)
 
-    def _restart(self, fault: GrammarFault | None) -> None:
-        """A matcher was lost on drafts that may be wrong: a new one takes its place. `fault`: it was lost for good."""
-        if fault is not None:
-            self._fault = str(fault)
-            return
-        self._matcher = self._program.start()
+    def _fill_first(self, line: Words, forced: NDArray[np.int64]) -> None:
+        """The mask of the committed state, which the answer cannot do without."""
+        for _ in range(TRIES - 1):
+            try:
+                return self._fill(line, forced)
+            except GrammarLimit:
+                self._restart()
+        return self._fill(line, forced)
+
+    def _recover(self, fault: GrammarFault, filled: int) -> None:
+        """A matcher was lost on drafts, which may be wrong, and is replaced; without any mask it is lost for good."""
         try:
-            for token in self._accepted:
-                self._matcher.accept(token)
+            if filled:
+                self._restart()
+                return
         except GrammarFault as again:
-            self._fault = str(again)
+            fault = again
+        self._fault = str(fault)
+
+    def _restart(self) -> None:
+        """A new matcher where the old one stood, which is of no use any more."""
+        self._matcher = self._program.start()
+        for token in self._accepted:
+            self._matcher.accept(token)

@@ -1,14 +1,9 @@
-"""Threads for work that may take very long and cannot be interrupted: what is quick does not wait behind it.
-
-A thread that has been at one piece of work for some time no longer counts as one that is there for others, and another
-is started in its place, up to a bound. Knows no grammars.
-"""
+"""Threads for work that takes long in native code: they have deep stacks and yield to all others. Knows no grammars."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,55 +18,40 @@ Work = Callable[[], Any]
 
 
 class Crew:
-    """Owns the threads, which yield to all others where the system can do that."""
+    """Owns the threads, which are there only while there is work."""
 
-    def __init__(self, threads: int, most: int, patience: float) -> None:
-        """threads: that are there for quick work. most: of all. patience: seconds after which work is not quick."""
-        self._wanted, self._most, self._patience = threads, most, patience
+    def __init__(self, threads: int, nice: int) -> None:
+        """nice: how far they stand back behind other threads, where the system can do that (Linux); 0 .. 19."""
+        self._most, self._nice = threads, nice
         self._lock = threading.Lock()
         self._asked: deque[tuple[Future[Any], Work]] = deque()
-        self._begun: dict[int, float] = {}  # by thread that is at work
         self._threads = 0
         self._closed = False
 
-    def submit(self, work: Work) -> Future[Any]:
-        """Have it done by a thread that is free, or will be."""
-        future: Future[Any] = Future()
+    def submit(self, work: Work, future: Future[Any]) -> None:
+        """Have it done by a thread that is free, or will be; `future` gets what it returns or raises."""
         with self._lock:
+            if self._closed:
+                future.cancel()
+                return
             self._asked.append((future, work))
-        self.tend()
-        return future
-
-    def tend(self) -> None:
-        """Start threads where quick work would wait for slow work; to be called now and then by whoever waits."""
-        with self._lock:
-            now = time.monotonic()
-            slow = sum(now - begun > self._patience for begun in self._begun.values())
-            idle = self._threads - len(self._begun)
-            while not self._closed and len(self._asked) > idle and self._may_hire(slow):
+            if self._threads < self._most:
                 self._threads += 1
-                idle += 1
-                _start(self._run)
-
-    def _may_hire(self, slow: int) -> bool:
-        return self._threads - slow < self._wanted and self._threads < self._most
+                start_deep(self._run)
 
     def _run(self) -> None:
-        _step_back()
-        me = threading.get_ident()
+        with suppress(AttributeError, OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             with self._lock:
                 if not self._asked or self._closed:
                     self._threads -= 1
                     return
                 future, work = self._asked.popleft()
-                self._begun[me] = time.monotonic()
             try:
                 future.set_result(work())
             except BaseException as error:  # what a panic in native code raises is no Exception
                 future.set_exception(error)
-            with self._lock:
-                del self._begun[me]
 
     def close(self) -> None:
         """Begin nothing more. What is under way ends with the process."""
@@ -85,17 +65,13 @@ class Crew:
 _STARTING = threading.Lock()
 
 
-def _start(work: Callable[[], None]) -> None:
-    """A thread with a deep stack; the process does not wait for it to end."""
+def start_deep(work: Callable[[], None]) -> threading.Thread:
+    """A thread with a deep stack, started; the process does not wait for it to end."""
     with _STARTING:
         usual = threading.stack_size(STACK_BYTES)
         try:
-            threading.Thread(target=work, name="grammars", daemon=True).start()
+            thread = threading.Thread(target=work, name="grammars", daemon=True)
+            thread.start()
         finally:
             threading.stack_size(usual)
-
-
-def _step_back() -> None:
-    """The calling thread works only when no other wants to, where threads have priorities of their own (Linux)."""
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    return thread

@@ -7,7 +7,9 @@ and told as GrammarFault.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import llguidance
@@ -15,13 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import GrammarFault, Vocabulary, Words, only, word_ends
+from overdrive.grammar.base import GrammarFault, GrammarLimit, Vocabulary, Words, only, word_ends
 from overdrive.grammar.schema import explain
 from overdrive.grammar.sources import compose, one_line, read_schema
 
-LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-"""What the matchers of one program may take together, since they share their lexer: about 100 MB where a grammar goes
+LIMITS = llguidance.LLParserLimits(max_lexer_states=100_000, max_items_in_row=8_000, verbose_errors=False)
+"""What the matchers of one program may take together, since they share their lexer: about 200 MB where a grammar goes
 as far as that, most take a thousandth; and, by the library's own limits on each step, about 20 ms for a mask."""
+
+RENEWAL_SECONDS = 0.05
+"""A program that took no longer to compile is compiled again in the middle of a step, where its lexer is used up."""
+
+
+LESS = "let it have fewer alternatives at once, or smaller counts such as maxLength"
+
+REFUSED, USED_UP = "doesn't satisfy the grammar", "too many states"
+"""What the library says of a token that is not legal, and of a lexer that has all the states that it may have."""
 
 
 class GuidanceMatcher:
@@ -32,11 +43,11 @@ class GuidanceMatcher:
         matcher: llguidance.LLMatcher,
         eos_ids: tuple[int, ...],
         ends: NDArray[np.int64],
-        on_limit: Callable[[], None] = lambda: None,
+        used_up: Callable[[], bool],
     ) -> None:
-        """ends: `word_ends` of the vocabulary. on_limit: told when a mask is beyond the limits."""
+        """ends: `word_ends` of the vocabulary. used_up: whether the lexer has no states left; asked after a fault."""
         self._matcher = matcher
-        self._on_limit = on_limit
+        self._used_up = used_up
         self._eos_ids = eos_ids
         self._ends = ends
         self._ended = False
@@ -59,7 +70,8 @@ class GuidanceMatcher:
         if token in self._eos_ids and self._matcher.is_accepting():
             self._ended = True
         elif self._matcher.is_stopped() or not self._matcher.consume_token(token):
-            raise GrammarFault(f"the grammar refuses token {token}{_because(self._matcher)}")
+            self._check(refused=token)
+            raise GrammarFault(f"the grammar refuses token {token}: the answer was whole")
 
     def rollback(self, count: int) -> None:
         if count and self._ended:
@@ -89,30 +101,56 @@ class GuidanceMatcher:
                 found.append([token, *behind])
         return found
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            self._on_limit()
-            raise GrammarFault(f"the grammar exceeds its limits{_because(self._matcher)}")
+    def _check(self, refused: int = -1) -> None:
+        if not self._matcher.is_error():
+            return
+        used_up = self._used_up()  # a lexer without states left refuses what it has allowed
+        if refused >= 0 and not used_up and REFUSED in self._matcher.get_error():
+            raise GrammarFault(f"the grammar refuses token {refused}{_because(self._matcher)}")
+        raise GrammarLimit(f"the grammar leads to more than can be followed{_because(self._matcher)}; {LESS}")
 
 
 class GuidanceProgram:
-    """`Program`: a matcher that nobody moves. Its copies share the states of one lexer, and so what is left of them."""
+    """`Program`: a matcher that nobody moves. Its copies share the states of one lexer, and so what is left of them.
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], ends: NDArray[np.int64]) -> None:
-        self._matcher = matcher
+    When they are used up, a new one takes its place: states that masks have led to are not needed again, those on the
+    way that an answer has come are few.
+    """
+
+    def __init__(
+        self, open_matcher: Callable[[], llguidance.LLMatcher], eos_ids: tuple[int, ...], ends: NDArray[np.int64]
+    ) -> None:
+        """open_matcher: compiles it."""
+        self._open = open_matcher
         self._eos_ids = eos_ids
         self._ends = ends
-        self._spent = False
+        self._lock = threading.Lock()
+        self._used_up = False
+        started = time.thread_time()
+        self.matcher = open_matcher()
+        self._seconds = time.thread_time() - started
 
     @property
     def spent(self) -> bool:
-        return self._spent
+        return self._used_up and self._seconds > RENEWAL_SECONDS
 
     def start(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._matcher.deep_copy(), self._eos_ids, self._ends, self._spend)
+        if self.spent:
+            raise GrammarLimit(f"the grammar leads to more than can be followed; {LESS}")
+        with self._lock:
+            if self._used_up:
+                self.matcher, self._used_up = self._open(), False
+            origin = self.matcher
+        return GuidanceMatcher(origin.deep_copy(), self._eos_ids, self._ends, partial(self._is_used_up, origin))
 
-    def _spend(self) -> None:
-        self._spent = True
+    def _is_used_up(self, origin: llguidance.LLMatcher) -> bool:
+        """Whether the lexer that copies of `origin` share has no states left: none of them can go on then."""
+        probe = origin.deep_copy()
+        probe.compute_bitmask()
+        found = USED_UP in probe.get_error()
+        with self._lock:
+            self._used_up = self._used_up or (found and origin is self.matcher)
+        return found
 
 
 class GuidanceCompiler:
@@ -125,14 +163,23 @@ class GuidanceCompiler:
         self._opened: list[llguidance.LLTokenizer] = []  # none yet, or the one
 
     def __call__(self, kind: str, source: str) -> GuidanceProgram:
-        grammar = compose(kind, source)
-        matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=LIMITS)
+        """Both steps at once, for whoever trusts the source."""
+        return self.build(kind, source, self.compose(kind, source))
+
+    def compose(self, kind: str, source: str) -> str:
+        return compose(kind, source)
+
+    def build(self, kind: str, source: str, grammar: str) -> GuidanceProgram:
+        eos_ids = self._vocabulary.eos_ids
+        open_matcher = partial(llguidance.LLMatcher, self._tokenizer(), grammar, log_level=0, limits=LIMITS)
+        program = GuidanceProgram(open_matcher, eos_ids, self._ends)
+        matcher = program.matcher
         if matcher.is_error():
             raise BadRequest(complaint(kind, source, matcher.get_error()))
         if not _begins(matcher.deep_copy()):
             raise BadRequest("the grammar cannot be used: no text follows it, or none that ends")
-        _try_a_token(matcher.deep_copy(), self._vocabulary.eos_ids)
-        return GuidanceProgram(matcher, self._vocabulary.eos_ids, self._ends)
+        _try_a_token(matcher.deep_copy(), eos_ids)
+        return program
 
     def _tokenizer(self) -> llguidance.LLTokenizer:
         with self._lock:
@@ -159,7 +206,7 @@ def _try_a_token(matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> Non
     if not mask[first]:
         return
     if not matcher.consume_token(first):
-        raise BadRequest(f"the grammar is beyond what can be followed{_because(matcher)}")
+        raise BadRequest(f"the grammar is beyond what can be followed{_because(matcher)}; {LESS}")
     if not matcher.rollback(1):
         raise BadRequest("the grammar cannot be used: max_tokens and stop of a rule are not supported")
 
@@ -244,5 +291,5 @@ class _Wrapped:
 
 def _because(matcher: llguidance.LLMatcher) -> str:
     """The first line of what the library says, for people; "" where it says nothing."""
-    said = one_line(matcher.get_error())
+    said = one_line(matcher.get_error().replace("<non-verbose/>", ""))
     return f": {said}" if said else ""

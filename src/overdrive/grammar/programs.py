@@ -1,8 +1,12 @@
-"""Compiling grammars on threads of their own, once for equal ones, within limits.
+"""Compiling grammars beside everything else: once for equal ones, within limits, and never one that was not tried.
 
-A compilation cannot be interrupted; what bounds it is the size of its source and the library's own limits. Its threads
-yield to all others, and one that is slow is joined by another, so a hostile grammar holds nobody up. Knows sources and
-programs; never requests.
+A compilation cannot be interrupted. So it is tried first in a process that can be killed (`vetting.py`), and only what
+ended there, within its limits, is compiled here, by threads that are few: a source that is quick never waits for one
+that is slow. Knows sources and programs; never requests.
+
+    ask  -->  tried elsewhere  --quick-->  2 threads  -->  program
+                   |           --slow--->  1 thread   -->
+                   +--> refused: 400
 """
 
 from __future__ import annotations
@@ -11,42 +15,41 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from functools import partial
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import Compiler, Program
+from overdrive.grammar.base import Compiler, NotNow, Program, Vetted
 from overdrive.grammar.crew import Crew
 
-THREADS, MOST_THREADS = 2, 12
-"""For grammars that compile quickly, and with those that take longer."""
+THREADS = 2
+"""For grammars that compile quickly; one more is there for all others."""
 
-PATIENCE = 1.0
-"""Seconds that most grammars take a small part of."""
+QUICK_SECONDS = 0.25
+"""Of the processor."""
 
 SECONDS = 20.0
 """From asking to having a program, the wait for others included."""
 
-KEPT, KEPT_BYTES = 256, 16 << 20
-"""Programs that are kept for the next request, and the most bytes of their sources together."""
+KEPT, KEPT_BYTES = 256, 1 << 30
+"""Programs that are kept for the next request, and the most memory that compiling them took, together."""
+
+Vet = Callable[[str, str, float], Future[Vetted]]
+"""Tries a grammar, by kind and source, within so many seconds: `Vetting`."""
 
 
 class Ticket:
     """A program that was asked for."""
 
-    def __init__(self, compiled: Future[Program], seconds: float, tend: Callable[[], None] = lambda: None) -> None:
-        """tend: looks after those who compile, while anybody waits."""
+    def __init__(self, compiled: Future[Program], seconds: float) -> None:
         self.compiled = compiled
-        self._tend = tend
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
     @property
     def ready(self) -> bool:
         """Whether `program` has an answer."""
-        if self.compiled.done():
-            return True
-        self._tend()
-        return time.monotonic() > self._deadline
+        return self.compiled.done() or time.monotonic() > self._deadline
 
     def program(self) -> Program:
         """The program. Raises BadRequest, naming what is wrong with its source, or that it took too long."""
@@ -58,45 +61,67 @@ class Ticket:
         raise BadRequest(f"the grammar cannot be compiled: {error}") from error  # the library's own fault
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A program that is being compiled, or was. bytes: of memory that trying it took, once that is known."""
+
+    compiled: Future[Program]
+    bytes: int = 0
+
+    @property
+    def of_no_use(self) -> bool:
+        """It ended without a word on the grammar itself, or what it made is used up: it is to be compiled anew."""
+        if not self.compiled.done():
+            return False
+        if self.compiled.cancelled() or isinstance(self.compiled.exception(), NotNow):
+            return True
+        return self.compiled.exception() is None and self.compiled.result().spent
+
+
 class Programs:
     """Owns the threads and the programs that were made lately."""
 
-    def __init__(
-        self, compiler: Compiler, threads: int = THREADS, seconds: float = SECONDS, patience: float = PATIENCE
-    ) -> None:
+    def __init__(self, compiler: Compiler, vet: Vet, threads: int = THREADS, seconds: float = SECONDS) -> None:
         self._compiler = compiler
+        self._vet = vet
         self._seconds = seconds
-        self._crew = Crew(threads, max(threads, MOST_THREADS), patience)
-        self._kept: OrderedDict[tuple[str, str], Future[Program]] = OrderedDict()
+        self._quick, self._slow = Crew(threads, nice=5), Crew(1, nice=19)
+        self._kept: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
 
     def ask(self, kind: str, source: str) -> Ticket:
         """Have a grammar compiled, unless it is or was lately. Returns at once."""
         key = kind, source
-        compiled = self._kept.get(key)
-        if compiled is None or _spent(compiled):
-            compiled = self._kept[key] = self._crew.submit(partial(self._compiler, kind, source))
+        asked = self._kept.get(key)
+        if asked is None or asked.of_no_use:
+            asked = self._kept[key] = _Asked(Future())
+            self._vet(kind, source, self._seconds).add_done_callback(partial(self._vetted, key, asked))
         self._kept.move_to_end(key)
         self._forget()
-        return Ticket(compiled, self._seconds, self._crew.tend)
+        return Ticket(asked.compiled, self._seconds)
+
+    def _vetted(self, key: tuple[str, str], asked: _Asked, vetted: Future[Vetted]) -> None:
+        """The verdict is there, in a thread of the vet's."""
+        if error := vetted.exception():
+            asked.compiled.set_exception(error)
+            return
+        found = vetted.result()
+        asked.bytes = found.bytes
+        crew = self._quick if found.seconds < QUICK_SECONDS else self._slow
+        crew.submit(partial(self._compiler.build, *key, found.grammar), asked.compiled)
 
     def _forget(self) -> None:
         """Let go of the programs that were asked for longest ago; those still being compiled are kept track of."""
-        size = sum(len(source) for _, source in self._kept)
+        size = sum(asked.bytes for asked in self._kept.values())
         for key in list(self._kept)[:-1]:
             if len(self._kept) <= KEPT and size <= KEPT_BYTES:
                 return
-            if self._kept[key].done():
-                size -= len(key[1])
-                del self._kept[key]
+            if self._kept[key].compiled.done():
+                size -= self._kept.pop(key).bytes
 
     def close(self) -> None:
         """Compile nothing more."""
-        self._crew.close()
-
-
-def _spent(compiled: Future[Program]) -> bool:
-    """Whether there is a program that is of no use any more."""
-    return compiled.done() and compiled.exception() is None and compiled.result().spent
+        self._quick.close()
+        self._slow.close()
 
 
 def wait_for(tickets: Iterable[Ticket], seconds: float) -> None:

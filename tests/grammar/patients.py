@@ -1,0 +1,28 @@
+"""A compiler for the vetter's process that does what grammars may do to one."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+
+
+class Patients:
+    """Kinds: endless, growing, crashing, panicking, and any other, which is fine."""
+
+    def compose(self, kind: str, source: str) -> str:
+        return source.upper()
+
+    def build(self, kind: str, source: str, grammar: str):
+        if kind == "endless":
+            for _ in count():
+                pass
+        if kind == "growing":
+            return [np.empty(64 << 20, np.uint8) for _ in count()]
+        if kind == "crashing":
+            os.abort()
+        if kind == "panicking":
+            raise BaseException("index out of bounds")
+        return SimpleNamespace(spent=False)
