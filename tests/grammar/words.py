@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import lru_cache
 
-from overdrive.errors import BadRequest
 from overdrive.grammar.base import Vetted, Vocabulary
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs
@@ -56,7 +55,7 @@ def trust(kind: str, source: str, seconds: float) -> Future[Vetted]:
     future: Future[Vetted] = Future()
     try:
         future.set_result(Vetted(compose(kind, source), 0.0, 0))
-    except BadRequest as error:
+    except Exception as error:
         future.set_exception(error)
     return future
 
