@@ -115,7 +115,7 @@ def _cells(figures: Figures) -> tuple[str, ...]:
         f"{figures.of_off:.3f}",
         f"{figures.switches:.0f}",
         f"{figures.probes:.0f}",
-        f"{figures.recovery}" if figures.recovery >= 0 else "-",
+        "-" if not figures.flips else "none" if figures.recovery is None else str(figures.recovery),
         f"{figures.mean_drafts:.2f}",
         *(f"{ms:.1f}" if ms else "-" for ms in figures.token_ms[::2]),
     )

@@ -123,11 +123,29 @@ def test_chance_alone_is_no_reason_to_forget() -> None:
     assert np.std(found[30:]) < 0.04 and np.mean(found[30:]) == pytest.approx(0.6, abs=0.03)
 
 
-def test_rounds_are_surprising_by_what_chance_does_not_explain() -> None:
-    e, slots = estimator(), np.arange(40)
-    for right, sign in ((1, 1), (0, -1)):
-        more, variance = e.surprise(slots, slots * 0, slots * 0 + 1, slots * 0 + right)
-        assert sign * more > 2 * variance**0.5 > 0
+def test_luck_grows_with_drafts_that_are_right_and_ends_where_it_is_believed() -> None:
+    rounds, one = Rounds(estimator()), np.array([0])
+    rounds.steps(300, [0.1] * MOST, 1, slots=(0, 1, 2, 3))
+    seen = []
+    while rounds.survival_of_strangers()[0] < 0.3 and len(seen) < 20:
+        rounds.steps(1, [1.0] * MOST, 1)
+        seen.append(rounds.estimator.luck(one, one * 0))
+    assert 2 <= len(seen) < 10
+    assert seen[0] > 0.5 and (np.diff(seen[:-1]) > 0).all() and seen[-1] == 0
+    rounds.steps(3, [0.0] * MOST, 1)
+    assert rounds.estimator.luck(one, one * 0) == 0
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+def test_positions_differ_as_they_did_before_a_flip(asked: int) -> None:
+    """There and back again, whatever was seen of later positions meanwhile."""
+    rounds, before = Rounds(estimator()), [0.8, 0.6, 0.7, 0.5, 0.6]
+    rounds.steps(400, before, MOST, slots=(0, 1, 2, 3))
+    was = rounds.survival_of_strangers()
+    rounds.steps(100, [0.2, 0.08, 0.13, 0.06, 0.08], asked, slots=(0, 1, 2, 3))  # all odds by the same factor
+    assert rounds.survival_of_strangers()[0] == pytest.approx(0.2, abs=0.07)
+    rounds.steps(100, before, 1, slots=(0, 1, 2, 3))
+    assert rounds.survival_of_strangers() == pytest.approx(was, abs=0.15)
 
 
 def test_a_request_is_known_by_its_own_rounds() -> None:

@@ -4,6 +4,12 @@ A draft counts where it was reached: asked for, with all drafts before it accept
 missing, not refused (or K would ratchet down); one that was asked for and not offered yields nothing, as a refused one.
 
     asked 5, accepted 2:    yes  yes  no   -    -        reached 3
+
+What changes with the text is, above all, a level that moves the odds p / (1 - p) of all positions; how positions differ
+is a drafter's nature. So later positions move with the first one also while nothing of them is seen, as at K = 1, and
+every draft at any position speaks for a change of the level.
+
+    odds of position n = odds of the first * shape[n]
 """
 
 from __future__ import annotations
@@ -23,20 +29,20 @@ KEYS = 4
 HALF_LIFE = 512
 """Drafts at a position after which an older one counts half."""
 
-RECENT, SURPRISE = 48, 3.5
-"""The half-life by which the same is counted of late, and the standard deviations between the two that make the late
-counts the ones to go on from: text of another kind is not waited for until it outweighs hundreds of older drafts."""
+SURPRISE = 7.0
+"""Logarithm of how much likelier a run of drafts is by its own rate than by the rates believed in, from which on the
+run is what to go on from: text of another kind is not waited for until it outweighs hundreds of older drafts."""
 
-LATE_WEIGHT, FRESH_WEIGHT = 8.0, 16.0
-"""Drafts that stand beside the late ones then, so that a handful of them does not pass for certainty; and those that it
-all counts as: some of the late ones were before the change."""
+SLACK = 0.05
+"""Share of the drafts that a run may be beyond what was expected and count as nothing: smaller changes have time."""
+
+RUN_WEIGHT, FRESH_WEIGHT = 4.0, 16.0
+"""Drafts as they were believed to be that stand beside a run then, so that a handful passes for no certainty; and those
+that it all counts as."""
 
 REQUEST_HALF_LIFE = 16
 REQUEST_WEIGHT = 8.0
 """The same for what sets a request apart, in rounds, and the judged drafts that stand for it being like all others."""
-
-MOST_UNCOUNTED = 16
-"""Steps that wait to be counted together, where nobody asks: arrays cost by the call, not by the row."""
 
 
 class AcceptanceEstimator:
@@ -44,8 +50,8 @@ class AcceptanceEstimator:
 
     A key is how a row draws: greedily or with noise, free or held to a grammar.
 
-    A request's factor is on the odds p / (1 - p) of every draft: 1 is like all others. It follows a sudden change
-    within some rounds, where the counts of all requests need hundreds.
+    A request's factor is on the odds of every draft: 1 is like all others. It follows a sudden change within some
+    rounds, where the counts of all requests need hundreds.
     """
 
     def __init__(self, sources: Sequence[str], max_drafts: int) -> None:
@@ -53,17 +59,18 @@ class AcceptanceEstimator:
         self.sources = tuple(sources)
         self.max_drafts = max_drafts
         groups = KEYS * len(self.sources)  # a group is KEYS * source + key
-        self._reached = np.full((groups, max_drafts), PRIOR_WEIGHT)
-        self._accepted = self._reached * PRIOR
-        self._late = np.zeros((2, groups, max_drafts))  # reached and accepted, by RECENT
+        self._first = np.array([[1.0], [PRIOR]]) * np.full(groups, PRIOR_WEIGHT)  # first drafts: reached, accepted
+        self._behind = np.zeros((4, groups, max_drafts))  # what sets positions apart from the first: see `_factors`
+        self._runs = np.zeros((2, 3, groups))  # better and worse than expected: see `_lengthen`
+        self._unlike = np.zeros((2, groups))  # logarithm of how unlike the believed rates those are
         self._rounds = np.zeros(groups)
         self._requests = _Requests()
         self._now = np.empty(0, np.int64)  # slots of the last observed step
         self._checked = np.zeros((3, max_drafts))  # drafts asked for, accepted, expected to be
         self._predicted = np.zeros(max_drafts)
-        self._uncounted: list[tuple[np.ndarray, ...]] = []  # groups, reached, accepted, asked of each step
         self._expected = np.zeros((groups, max_drafts + 1))  # right ones to expect among the first n that are reached
-        self._expected[:, 1:] = self._rates().cumsum(axis=1)
+        self._rates = np.zeros((groups, max_drafts))  # chance of a draft to be right where those before it were
+        self._believe()
         self._by_key: dict[int, np.ndarray] = {}  # survival of each key's rows, until more is seen
 
     def admit(self, slot: int, sampled: bool, constrained: bool = False) -> None:
@@ -71,7 +78,8 @@ class AcceptanceEstimator:
         self._requests.admit(slot, sampled + 2 * constrained)
 
     def observe(self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray) -> None:
-        """Rounds of one settled step, each array [rows] int64, in the order of its rows.
+        """Rounds of settled steps, each array [rounds] int64; a slot may have several. Arrays cost by the call, not by
+        the round: some steps together cost what one does.
 
         asked: drafts reserved for the row, whether or not they were offered; a round that asked for none only says
         that the slot is in use. accepted: how many of them, from the front, were right.
@@ -86,21 +94,13 @@ class AcceptanceEstimator:
             asked = np.minimum(asked, self.max_drafts)
             reached = np.minimum(asked, accepted + 1)
             self._requests.observe(slots, reached, accepted, self._expected[groups, reached])
-            self._uncounted.append((groups, reached, accepted, asked))
-            if len(self._uncounted) >= MOST_UNCOUNTED:
-                self._count()
+            self._count(groups, reached, accepted, asked)
         self._by_key.clear()
 
-    def surprise(
-        self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray
-    ) -> tuple[float, float]:
-        """Drafts of rounds, as for `observe`, that were right beyond those to expect of like requests; and the variance
-        that chance has."""
-        self._requests.make_room(int(slots.max(initial=-1)) + 1)
-        reached = np.minimum(np.minimum(asked, self.max_drafts), accepted + 1)
-        judged = int(reached.sum())
-        expected = float(self._expected[KEYS * sources + self._requests.keys[slots], reached].sum())
-        return float(accepted.sum()) - expected, expected * (1 - expected / judged) if judged else 0.0
+    def luck(self, slots: np.ndarray, sources: np.ndarray) -> float:
+        """Of rounds of such rows and sources: how much their run of late speaks for more being right than is believed,
+        as the logarithm of a likelihood ratio. 0 where it does not; at SURPRISE it is believed."""
+        return float(self._unlike[0, KEYS * sources + self._requests.keys[slots]].max(initial=0.0))
 
     def survival(
         self, sampled_rows: int, greedy_rows: int, masked_sampled: int = 0, masked_greedy: int = 0
@@ -110,7 +110,6 @@ class AcceptanceEstimator:
         masked_sampled, masked_greedy: how many of the sampled and of the greedy rows are held to a grammar. Requests of
         the last observed step stand for the ones to come.
         """
-        self._count()
         rows = (greedy_rows - masked_greedy, sampled_rows - masked_sampled, masked_greedy, masked_sampled)
         shares = [(key, count / sum(rows)) for key, count in enumerate(rows) if count > 0] or [(0, 1.0)]
         self._predicted = np.sum([share * self._survival(key) for key, share in shares], axis=0)
@@ -127,66 +126,68 @@ class AcceptanceEstimator:
 
         Predicted is what `survival` said last before the rounds were observed.
         """
-        self._count()
         asked, accepted, expected = self._checked
         return (accepted - expected) / np.maximum(asked, 1e-9)
 
-    def _count(self) -> None:
-        """Take the waiting rounds into the counts, which forget by what a position has newly seen."""
-        if not self._uncounted:
-            return
-        groups, reached, accepted, asked = (np.concatenate(parts) for parts in zip(*self._uncounted, strict=True))
-        self._uncounted.clear()
+    def _count(self, groups: np.ndarray, reached: np.ndarray, accepted: np.ndarray, asked: np.ndarray) -> None:
+        """Take rounds into the counts, which forget by what a position has newly seen."""
         size, many = self.max_drafts + 1, len(self._rounds)
         places = np.concatenate([groups + many * kind for kind in range(3)]) * size
         depths = np.bincount(places + np.concatenate([reached, accepted, asked]), minlength=3 * many * size)
         beyond = depths.reshape(3, many, size)[..., :0:-1].cumsum(axis=2)[..., ::-1]  # rounds deeper than a position
-        self._late = self._late * 0.5 ** (beyond[0] / RECENT) + beyond[:2]
-        self._start_afresh()
-        forgotten = 0.5 ** (beyond[0] / HALF_LIFE)
-        self._reached = self._reached * forgotten + beyond[0]
-        self._accepted = self._accepted * forgotten + beyond[1]
+        self._lengthen(beyond[0], beyond[1])
+        self._first = self._first * 0.5 ** (beyond[0, :, 0] / HALF_LIFE) + beyond[:2, :, 0]
+        rate = (self._first[1] / self._first[0])[:, None]
+        refused = beyond[0] - beyond[1]
+        new = np.array([beyond[1], refused, beyond[0] * rate, beyond[0] * (1 - rate)])
+        new[:, :, 0] = 0.0
+        self._behind = self._behind * 0.5 ** (beyond[0] / HALF_LIFE) + new
+        self._believe()
         forgotten = 0.5 ** (len(groups) / HALF_LIFE)
         self._rounds = self._rounds * forgotten + beyond[0, :, 0]
         asked_at = beyond[2].sum(axis=0)
         came = np.array([asked_at, beyond[1].sum(axis=0), asked_at * self._predicted])
         self._checked = self._checked * forgotten + came
-        self._expected[:, 1:] = self._rates().cumsum(axis=1)
 
-    def _start_afresh(self) -> None:
-        """Where drafts of late are right as often as no chance explains, forget what was before.
+    def _believe(self) -> None:
+        """Rates from counts."""
+        rate = np.clip(self._first[1] / self._first[0], 0.001, 0.999)
+        odds = (rate / (1 - rate))[:, None] * _factors(self._behind, PRIOR_WEIGHT)
+        self._rates = np.clip(odds / (1 + odds), 0.001, 0.999)
+        self._expected[:, 1:] = self._rates.cumsum(axis=1)
 
-        Positions behind the first of those, of which few drafts may have been judged since, are moved by the same
-        factor on the odds, as if they had been seen a little.
+    def _lengthen(self, reached: np.ndarray, accepted: np.ndarray) -> None:
+        """Take drafts, each [groups, max_drafts], into the runs of those that were right more often than expected, and
+        less often; and move the level where the rates believed in do not explain a run.
+
+        A run begins anew wherever hardly more is right, or wrong, in it than was expected: so it begins at a change, if
+        there was one, and older drafts do not water it down. A cumulative sum (Page, Continuous inspection schemes,
+        1954) with the likelihood ratio of a rate that is not known beforehand.
         """
-        rates = self._rates()
-        reached, accepted = self._late
-        off = accepted - reached * rates
-        surprised = off * off > SURPRISE**2 * reached * rates * (1 - rates)
-        for group in np.flatnonzero(surprised.any(axis=1)):
-            here, first = surprised[group], int(surprised[group].argmax())
-            moved = ~here & (np.arange(self.max_drafts) > first)
-            odds = rates[group] / (1 - rates[group])
-            now = np.clip(accepted[group, first] / reached[group, first], 0.001, 0.999)
-            odds = odds * (now / (1 - now) / odds[first])
-            believed = odds / (1 + odds)
-            seen = (accepted[group] + LATE_WEIGHT * believed) / (reached[group] + LATE_WEIGHT)
-            weight = np.where(here, FRESH_WEIGHT, np.minimum(self._reached[group], PRIOR_WEIGHT))
-            changed = here | moved
-            self._reached[group, changed] = weight[changed]
-            self._accepted[group, changed] = (weight * np.where(here, seen, believed))[changed]
-            self._late[:, group, moved] = 0.0
+        self._runs += np.array([reached, accepted, reached * self._rates]).sum(axis=2)
+        seen, right, expected = self._runs[:, 0], self._runs[:, 1], self._runs[:, 2]
+        self._runs *= ((right - expected) * [[1], [-1]] > SLACK * seen)[:, None]
+        self._unlike = _likelier(right, expected) + _likelier(seen - right, seen - expected)
+        if self._unlike.max() > SURPRISE:
+            for group in np.flatnonzero(self._unlike.max(axis=0) > SURPRISE):
+                self._start_afresh(int(group))
 
-    def _rates(self) -> np.ndarray:
-        """[groups, max_drafts], chance of a draft to be right where those before it were."""
-        return np.clip(self._accepted / self._reached, 0.001, 0.999)
+    def _start_afresh(self, group: int) -> None:
+        """Go on from the run of a group that cannot be chance."""
+        seen, right, expected = self._runs[self._unlike[:, group].argmax(), :, group]
+        believed = expected / seen
+        now = (right + RUN_WEIGHT * believed) / (seen + RUN_WEIGHT)
+        rate = self._first[1, group] / self._first[0, group]
+        odds = rate / (1 - rate) * now / (1 - now) * (1 - believed) / believed
+        self._first[:, group] = FRESH_WEIGHT, FRESH_WEIGHT * odds / (1 + odds)
+        self._runs[..., group] = self._unlike[:, group] = 0.0
 
     def _survival(self, key: int) -> np.ndarray:
         if key not in self._by_key:
             factors = self._requests.factors(self._now, key)
             rounds = self._rounds[key::KEYS]
             shares = rounds / rounds.sum() if rounds.any() else np.full(len(rounds), 1 / len(rounds))
-            rates = self._rates()[key::KEYS]
+            rates = self._rates[key::KEYS]
             self._by_key[key] = sum(
                 share * _mean_survival(rate, factors) for share, rate in zip(shares, rates, strict=True) if share > 1e-3
             )
@@ -213,21 +214,37 @@ class _Requests:
         self._seen[slot] = 0
 
     def observe(self, slots: np.ndarray, reached: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:
-        """Rounds, each array [rows]; expected: of the reached drafts, those that like requests would accept."""
-        seen = self._seen[slots] * 0.5 ** (1 / REQUEST_HALF_LIFE)
-        seen += np.array([accepted, reached - accepted, expected, reached - expected]).T
-        self._seen[slots] = seen
+        """Rounds, each array [rounds]; expected: of the reached drafts, those that like requests would accept."""
+        rounds, known = np.bincount(slots, minlength=len(self.keys)), np.arange(4)
+        new = np.array([accepted, reached - accepted, expected, reached - expected])
+        places = slots * 4 + known[:, None]
+        self._seen *= 0.5 ** (rounds / REQUEST_HALF_LIFE)[:, None]
+        self._seen += np.bincount(places.ravel(), new.ravel(), self._seen.size).reshape(-1, 4)
 
     def factors(self, slots: np.ndarray, key: int) -> np.ndarray:
         """Factors on the odds of those slots that draw as `key` says; [1.0] where there are none."""
         slots = slots[self.keys[slots] == key]
         if not len(slots):
             return np.ones(1)
-        accepted, refused, right, wrong = self._seen[slots].T
-        judged = right + wrong
-        like = np.where(judged > 0, right / np.maximum(judged, 1e-9), 0.5) * REQUEST_WEIGHT
-        unlike = REQUEST_WEIGHT - like
-        return (accepted + like) / (right + like) * (wrong + unlike) / (refused + unlike)
+        return _factors(self._seen[slots].T, REQUEST_WEIGHT)
+
+
+def _factors(seen: np.ndarray, weight: float) -> np.ndarray:
+    """[..], factors on the odds by which what was seen differs from what was expected; towards 1 where little was.
+
+    seen: [4, ..] drafts accepted, refused, expected to be accepted, expected to be refused. weight: drafts as expected
+    that stand beside them.
+    """
+    accepted, refused, right, wrong = seen
+    judged = right + wrong
+    like = np.where(judged > 0, right / np.maximum(judged, 1e-9), 0.5) * weight
+    unlike = weight - like
+    return (accepted + like) / (right + like) * (wrong + unlike) / (refused + unlike)
+
+
+def _likelier(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """found * log(found / expected), 0 of nothing."""
+    return found * np.log((found + 1e-9) / (expected + 1e-9))
 
 
 def _mean_survival(rates: np.ndarray, factors: np.ndarray) -> np.ndarray:

@@ -31,9 +31,9 @@ RAREST_PROBE, OFTENEST_PROBE, OFTENEST_AT_ZERO = 2000, 100, 16
 """Steps between two probes, at most and at least. At K = 0 nothing else tells that drafts are right again; above, what
 is accepted of fewer drafts tells of more."""
 
-LUCK, LOAN = 1.0, 4.0
-"""Standard deviations above what was expected of probes from which on the next one follows at once, and the steps that
-such probes may cost before the budget allows for it. They repay them."""
+LUCK, LOAN = 0.9, 4.0
+"""`AcceptanceEstimator.luck` from which on a probe is followed by the next one at once, and the steps that such probes
+may cost before the budget allows for it. They repay them."""
 
 USUAL_WAIT = 48
 """At K = 0 a probe need not hold all rows, only as many as so many steps save for."""
@@ -52,8 +52,9 @@ alone; a row that decodes there still shall not wait for ever."""
 LEARNT_ROWS = 48
 """Most rows of a step to learn acceptance from; the others' turn comes in the next steps."""
 
-STEPS_A_REFRESH = 4
-"""Settled steps after which survival is computed anew."""
+STEPS_A_LESSON = 4
+"""Settled steps that acceptance is learnt from together: the numbers of one cost as much as those of four, and where no
+device hides the host's time it is everybody's."""
 
 STEPS_A_CORRECTION = 8
 """One in so many steps corrects the cost table."""
@@ -92,7 +93,6 @@ class Gearbox(Controller):
         self._current = 0  # index into _ks
         self._evidence = [0.0] * len(self._ks)  # seconds each candidate would have saved since it looked better
         self._credit = 0.0  # share of a step's tokens that the next probe may cost
-        self._luck = (0.0, 0.0)  # drafts of probes that were right beyond those expected, and the variance of chance
         self._lucky = False
         self._acceptance = _Acceptance(estimator)
         self._pace = _Pace()
@@ -116,9 +116,9 @@ class Gearbox(Controller):
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         """Learn acceptance and costs. Slots are known by the admissions that steps carry."""
+        self._acceptance.observe(step, outcome)
         if step.plan.why.rule == "probe":
             self._judge(step, outcome)
-        self._acceptance.observe(step, outcome)
         rows, drafts = len(step.rows), step.plan.drafts if any(map(_DRAFTS, step.rows)) else 0
         plain = rows > 0 and step.rows[-1].known == 1  # prompts come last
         if plain and not step.masked and any(outcome.seconds):  # masks are counted for themselves
@@ -137,16 +137,10 @@ class Gearbox(Controller):
         self.costs.correct_masks(masks, seconds)
 
     def _judge(self, step: Step, outcome: Outcome) -> None:
-        """Probes that have been right more often than chance explains well lend for the next one.
-
-        A cumulative sum that starts again wherever it falls below nothing (Page, Continuous inspection schemes, 1954).
-        """
-        rows = [at for at, row in enumerate(step.rows) if row.drafts and outcome.counts[at]]
-        slots, asked = (_of([step.rows[at] for at in rows], field) for field in (_SLOT, _DRAFTS))
-        right, spread = self.estimator.surprise(slots, outcome.sources[rows], asked, outcome.counts[rows] - 1)
-        more, chance = self._luck[0] + right, self._luck[1] + spread
-        self._luck = (more, chance) if more > 0 else (0.0, 0.0)
-        self._lucky = more > LUCK * chance**0.5
+        """Probes that have been right more often than chance explains well lend for the next one."""
+        self._acceptance.learn()
+        rows = [at for at, row in enumerate(step.rows) if row.drafts]
+        self._lucky = self.estimator.luck(_of([step.rows[at] for at in rows], _SLOT), outcome.sources[rows]) > LUCK
 
     def prospects(self, view: LoadView) -> list[Prospect]:
         """Every candidate for a step of that load, K = 0 first, as it would be weighed now. Nothing is decided."""
@@ -221,7 +215,7 @@ class Gearbox(Controller):
         if most > 0:
             self._current = exceeding.index(most)
             self._evidence = [0.0] * len(self._ks)
-            self._credit, self._luck, self._lucky = 0.0, (0.0, 0.0), False
+            self._credit, self._lucky = 0.0, False
             self.switches += 1
 
     def _seconds_to_change(self, now: Prospect, other: Prospect, rows: int) -> float:
@@ -308,44 +302,67 @@ def _explained(rule: str, chosen: Prospect, prospects: Sequence[Prospect], rows:
 
 
 class _Acceptance:
-    """The estimator's view of settled steps, at a bounded cost however many rows they have."""
+    """The estimator's view of settled steps, some of them at a time, at a bounded cost however many rows they have."""
 
     def __init__(self, estimator: AcceptanceEstimator) -> None:
         self._estimator = estimator
-        self._survival: list[float] = []
+        self._survival: list[float] | None = None
         self._shares = (0.0, 0.0, 0.0)  # sampled, masked, both
-        self._settled = STEPS_A_REFRESH  # steps since it was computed
+        self._waiting: list[tuple[Step, Outcome]] = []  # settled, and not learnt from
 
     def survival(self, view: LoadView) -> list[float]:
         """[max_drafts]."""
         rows, sampled, masked, both = view.decode_rows, view.sampled_rows, view.masked_rows, view.masked_sampled
         shares = (sampled / rows, masked / rows, both / rows)
-        if self._settled >= STEPS_A_REFRESH or shares != self._shares:
+        if self._survival is None or shares != self._shares:
             self._survival = self._estimator.survival(sampled, rows - sampled, both, masked - both).tolist()
-            self._shares, self._settled = shares, 0
+            self._shares = shares
         return self._survival
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        for admission in step.admissions:
-            params = admission.params
-            self._estimator.admit(admission.slot, params.temperature > 0, params.grammar is not None)
-        rows, counts, sources = _learnt(step, outcome)
+        """A step has settled. Slots change hands with admissions: what came before is learnt first."""
+        if step.admissions:
+            self.learn()
+            for admission in step.admissions:
+                params = admission.params
+                self._estimator.admit(admission.slot, params.temperature > 0, params.grammar is not None)
+        self._waiting.append((step, outcome))
+        if len(self._waiting) >= STEPS_A_LESSON:
+            self.learn()
+
+    def learn(self) -> None:
+        """From all steps that wait for it."""
+        if not self._waiting:
+            return
+        rows, counts, sources = _learnt(self._waiting)
+        self._waiting.clear()
         slots, asked = _of(rows, _SLOT), _of(rows, _DRAFTS)
         emitting = counts > 0
         if not emitting.all():
             slots, asked, sources, counts = slots[emitting], asked[emitting], sources[emitting], counts[emitting]
         self._estimator.observe(slots, sources, asked, counts - 1)
-        self._settled += 1
+        self._survival = None
 
 
-def _learnt(step: Step, outcome: Outcome) -> tuple[Sequence[Row], np.ndarray, np.ndarray]:
-    """Rows to learn from with their counts and sources: in turn where they are many, all where few of many draft."""
-    if step.plan.most_rows >= 0:
-        few = [at for at, row in enumerate(step.rows) if row.drafts]
-        return [step.rows[at] for at in few], outcome.counts[few], outcome.sources[few]
-    stride = -(-len(step.rows) // LEARNT_ROWS) or 1
-    turn = slice(step.number % stride, None, stride)
-    return step.rows[turn], outcome.counts[turn], outcome.sources[turn]
+def _learnt(steps: Sequence[tuple[Step, Outcome]]) -> tuple[list[Row], np.ndarray, np.ndarray]:
+    """Rows to learn from with their counts and sources: in turn where they are many, all where few of many draft; of
+    steps without drafts, the last one's."""
+    rows: list[Row] = []
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for step, outcome in steps:
+        if not step.plan.drafts and step is not steps[-1][0]:
+            continue
+        if step.plan.most_rows >= 0:
+            few = [at for at, row in enumerate(step.rows) if row.drafts]
+            rows += [step.rows[at] for at in few]
+            found.append((outcome.counts[few], outcome.sources[few]))
+        else:
+            stride = -(-len(step.rows) // LEARNT_ROWS) or 1
+            turn = slice(step.number % stride, None, stride)
+            rows += step.rows[turn]
+            found.append((outcome.counts[turn], outcome.sources[turn]))
+    counts, sources = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return rows, counts, sources
 
 
 class _Pace:

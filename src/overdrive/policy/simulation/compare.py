@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ class Figures:
 
     throughput: output tokens/s. regret: share lost against the oracle. of_best, of_off: against the best fixed K in
     hindsight, and against K = 0. switches, starts, probes: changes of K, those that leave K = 0, and steps that try
-    one, per 1,000. recovery: steps after the worst flip, -1 where the acceptance never flips.
+    one, per 1,000. recovery: steps after the worst flip, None where it has not recovered when the next flip or the end
+    comes; 0 where the acceptance never flips.
     shares: of the time of decode steps by K, mean_drafts: their mean.
     token_ms: time per output token behind the first, in ms. first_ms: time to the first one.
     """
@@ -35,7 +37,8 @@ class Figures:
     switches: float
     starts: float
     probes: float
-    recovery: int
+    recovery: int | None
+    flips: int
     steps: int
     mean_drafts: float
     shares: dict[int, float]
@@ -78,6 +81,7 @@ def run_of(world: World, controller: str) -> Run:
 
 def _figures(name: str, run: Run, world: World, most: float, best: Run, off: Run) -> Figures:
     """most: tokens/s of the oracle."""
+    worst = max(run.recoveries(world.acceptance.flips), default=0.0)
     return Figures(
         controller=name,
         throughput=run.throughput,
@@ -87,7 +91,8 @@ def _figures(name: str, run: Run, world: World, most: float, best: Run, off: Run
         switches=run.switches,
         starts=run.starts,
         probes=run.probes,
-        recovery=max(run.recoveries(world.acceptance.flips), default=-1),
+        recovery=int(worst) if isfinite(worst) else None,
+        flips=len(world.acceptance.flips),
         steps=len(run.drafts),
         mean_drafts=sum(k * share for k, share in run.shares.items()),
         shares=run.shares,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,19 +121,19 @@ class Run:
         waits = np.array(self.firsts) - np.array(self.arrivals)
         return waits[~np.isnan(waits)]
 
-    def recoveries(self, flips: Sequence[float]) -> list[int]:
-        """After each flip (share of the work), steps until a span of steps wastes little; those up to the next flip, or
-        the end, where none does."""
+    def recoveries(self, flips: Sequence[float]) -> list[float]:
+        """After each flip (share of the work), steps until a span of steps wastes little; inf where none does before
+        the next flip, or the end."""
         drafts, loss, done = (np.array(values) for values in (self.drafts, self.loss, self.done))
         loss, done = loss[drafts >= 0], done[drafts >= 0]
         bounds = [*np.searchsorted(done, flips).tolist(), len(done)]
         return [_recovery(loss[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _recovery(loss: NDArray[np.float64]) -> int:
+def _recovery(loss: NDArray[np.float64]) -> float:
     """Steps before the first span whose mean loss is small."""
     if len(loss) < SPAN:
-        return len(loss)
+        return inf
     means = np.convolve(loss, np.full(SPAN, 1 / SPAN), mode="valid")
     good = np.flatnonzero(means <= RECOVERED)
-    return int(good[0]) if len(good) else len(loss)
+    return float(good[0]) if len(good) else inf
