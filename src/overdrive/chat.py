@@ -54,7 +54,8 @@ class RemoteSpeaker:
         try:
             response = self._http.get("/v1/models")
             if response.status_code != 200:
-                raise OverdriveError(f"{self._url} answers {response.status_code}: {_message(response.content)}")
+                refusal = _refusal(response.status_code, response.content)
+                raise OverdriveError(f"{self._url} answers {response.status_code}: {refusal}")
             return response.json()["data"][0]["id"]
         except self._errors as error:
             raise OverdriveError(f"cannot reach {self._url}: {error}") from error
@@ -66,7 +67,7 @@ class RemoteSpeaker:
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
-                    raise OverdriveError(_message(response.read()))
+                    raise OverdriveError(_refusal(response.status_code, response.read()))
                 yield from _texts(response.iter_lines())
         except self._errors as error:
             raise OverdriveError(f"the connection to {self._url} broke: {error}") from error
@@ -97,12 +98,13 @@ def _texts(lines: Iterator[str]) -> Iterator[str]:
             yield choice["delta"].get("content") or ""
 
 
-def _message(body: bytes) -> str:
-    """The message of an error response, or what there is of it."""
+def _refusal(status: int, body: bytes) -> str:
+    """The message of an error response, or what there is of it; and the option that helps, where one does."""
     try:
-        return str(parse_json(body)["error"]["message"])
+        message = str(parse_json(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        return body[:200].decode(errors="replace")
+        message = body[:200].decode(errors="replace")
+    return f"{message}; give the server's key with --api-key" if status == 401 else message
 
 
 def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> None:

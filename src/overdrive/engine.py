@@ -283,7 +283,7 @@ def _describe(
         max_rows=limits.max_rows,
         max_queue=limits.max_queue,
         drafter=site.choice.name,
-        draft_model=site.choice.model,
+        draft_model=_name_of(site.choice.model, options.draft.draft_model),
         drafts=drafts,
         sources=sources,
         speculation=gears.speculation,
@@ -295,6 +295,13 @@ def _describe(
         device=str(device.torch_device) if ranks == 1 else f"{ranks} x {device.torch_device.type}",
         simulated_acceptance=options.draft.simulate_acceptance if drafts else "",
     )
+
+
+def _name_of(draft_model: str, given: str) -> str:
+    """A draft network's name without this machine's folders: as it was `given` where that is a hub id."""
+    if not draft_model or (given and not Path(given).expanduser().exists()):
+        return given
+    return Path(draft_model).resolve().name
 
 
 def limits_of(loaded: Loaded, options: EngineOptions) -> Limits:

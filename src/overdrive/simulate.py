@@ -6,6 +6,7 @@ Knows words for people. Everything it prints is simulated, and says so.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from overdrive.bars import LoadingBars
 from overdrive.errors import OverdriveError
 from overdrive.policy.simulation.acceptance import parse_acceptance
 from overdrive.policy.simulation.arms import parse_arm
@@ -58,7 +60,13 @@ def simulate(
         parse_arm(name, worlds[0].machine)
     console = Console()
     for world in worlds:
-        found = compare(world, controllers)
+        label = f"{world.machine.name}, {world.acceptance.name}, {world.load.name}"
+        with LoadingBars(quiet=not sys.stderr.isatty()) as bars:  # closed before anything is printed
+
+            def tell(done: int, total: int, label: str = label, bars: LoadingBars = bars) -> None:
+                bars.update(label, done, total)
+
+            found = compare(world, controllers, tell)
         if as_json:
             print(json.dumps({"simulated": True, **asdict(settings), **asdict(found)}), flush=True)
         else:

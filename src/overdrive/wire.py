@@ -117,7 +117,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tokens that end an answer. defaults: sampling defaults of generation_config.json, by parameter name.
     kv_tokens: positions the KV cache holds; a request longer than that can never run.
     drafts: most drafts per row and step. drafter: who writes them, "none" for nobody. draft_model: the head or small
-    model it reads, where it came from; "" for drafters without one. sources: names of those who may write a row's
+    model it reads, by its name or hub id; "" for drafters without one. sources: names of those who may write a row's
     drafts; `Tokens.source` is an index into it. simulated_acceptance: drafts are accepted by chance and the text is
     nobody's, as `DraftOptions.simulate_acceptance` says; "" where drafts are verified. speculation: who decides how
     much is drafted, as `DraftOptions.speculation` says. plans: the Ks beside 0 to decide among. costs: what is weighed

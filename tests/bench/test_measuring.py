@@ -15,7 +15,7 @@ import pytest
 from overdrive.bench.arms import parse_arms
 from overdrive.bench.commands import bench
 from overdrive.bench.load import closed, ramp, replay
-from overdrive.bench.plan import Maker, Mixture, stages
+from overdrive.bench.plan import Maker, Mixture, outlook, stages
 from overdrive.bench.prompts import Source
 from overdrive.bench.ratios import table
 from overdrive.bench.records import read_results
@@ -292,3 +292,15 @@ def test_a_run_without_a_terminal_of_its_own_is_a_value(odd):
     job = Job(parse_arms([], server.url), {1.0: MAKER.several(2)}, lambda load, asks, send: closed(asks, 1, send), 1)
     assert asyncio.run(measure(job, Kept, Quiet())) == ""
     assert said == [1]
+
+
+def test_a_sweep_says_how_much_it_will_be_before_it_begins(tmp_path, fake, capsys):
+    run(tmp_path / "out.jsonl", fake.url, "--arm", "a={}", "--arm", "b={}")
+    told = capsys.readouterr().err
+    assert told.index("8 answers of 48 tokens at most") < told.index("block 1 of 2")
+    assert "--concurrency" in told
+
+
+def test_a_long_run_is_said_in_minutes():
+    asks = [MAKER.several(500)] * 4
+    assert "60,000 answers of 360,000 tokens at most: 6 minutes where 1,000 tokens/s" in outlook(3, asks, 10)

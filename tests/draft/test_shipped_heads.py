@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from overdrive.config import ModelOptions
-from overdrive.draft.eagle3.shipped import find_head, fingerprint
+from overdrive.draft.eagle3.shipped import HEADS, find_head, fingerprint
+from overdrive.engine import _name_of
 from overdrive.errors import OverdriveError
 from overdrive.model.dummy import tiny_config, tiny_transformer
 from overdrive.model.weights import load
@@ -65,3 +66,11 @@ def test_a_damaged_card_is_named(tmp_path: Path):
 
 def test_no_shipped_head_claims_random_weights():
     assert find_head(tiny_config(), fingerprint(tiny_transformer().final_norm)) is None
+
+
+def test_a_head_is_told_by_its_name_and_never_by_a_folder_of_this_machine(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    assert _name_of(str(HEADS / "smollm2-135m-instruct"), "") == "smollm2-135m-instruct"
+    assert _name_of(str(tmp_path / "mine"), str(tmp_path / "mine")) == "mine"
+    assert _name_of(str(tmp_path / "snapshots" / "0123"), "owner/head") == "owner/head"
+    assert (_name_of("dummy", "dummy"), _name_of("", "")) == ("dummy", "")

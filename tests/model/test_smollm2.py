@@ -134,3 +134,10 @@ def test_smollm2_agrees_with_transformers():
     [logits] = paged_logits(loaded.transformer, [text], page_size=16)
     torch.testing.assert_close(logits, expected, rtol=0, atol=5e-4)  # logits reach 30: 2e-5 of that
     assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == text[len(prompt) :]
+
+
+@pytest.mark.smollm2
+def test_it_is_sampled_as_its_authors_do_unless_told_otherwise():
+    loaded = load("smollm2", ModelOptions(), torch.device("cpu"), quiet)
+    assert loaded.config.generation == smollm2.SUGGESTED
+    assert smollm2.SUGGESTED.temperature < 1

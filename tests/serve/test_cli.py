@@ -144,3 +144,12 @@ def test_a_refused_message_is_taken_back(server, monkeypatch, capsys):
     converse(RemoteSpeaker(f"{server.url}/v1", "tiny", "", Settings()), Settings(), out)
     assert out.getvalue() == TEXT + "\n"
     assert "200" in capsys.readouterr().err
+
+
+def test_a_chat_with_a_server_that_wants_a_key_is_told_how_to_give_it(make_server):
+    server = make_server(api_key=("secret",))
+    for key in ("", "wrong"):
+        with pytest.raises(OverdriveError, match="--api-key"):
+            RemoteSpeaker(server.url, "", key, Settings())
+        with pytest.raises(OverdriveError, match="--api-key"):
+            list(RemoteSpeaker(server.url, "tiny", key, Settings()).reply([{"role": "user", "content": "hi"}]))

@@ -197,6 +197,15 @@ def test_a_prompt_that_leaves_one_token_is_served(http):
     assert http.post("/v1/completions", json={**TEXT, "prompt": [97] * 200}).status_code == 400
 
 
+def test_an_unknown_field_is_named_with_what_can_be_done(http):
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    for field in ("reasoning_effort", "no_such_field"):
+        error = http.post("/v1/chat/completions", json={**chat, field: "low"}).json()["error"]
+        assert (error["param"], error["code"]) == (field, "unknown_parameter")
+        assert error["message"].startswith(f"unknown field: {field}") and "--lenient" in error["message"]
+        assert ("chat_template_kwargs" in error["message"]) == (field == "reasoning_effort")
+
+
 def test_unknown_fields_pass_a_lenient_server(make_server):
     url = make_server(lenient=True).url + "/v1/chat/completions"
     assert httpx.post(url, json={**CHAT, "what": 1, "max_tokens": 1}).status_code == 200
@@ -342,7 +351,9 @@ def test_health_can_be_asked_without_a_body(http, server):
 def test_unknown_paths_and_methods_have_the_same_shape(http):
     assert http.get("/v1/nothing").json()["error"]["code"] == "not_found"
     response = http.get("/v1/chat/completions")
-    assert (response.status_code, response.json()["error"]["type"]) == (405, "invalid_request_error")
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (405, "invalid_request_error", "method_not_allowed")
+    assert error["message"] == "GET is not what this path takes, which is POST"
     assert http.get("/v1/models/gpt").json()["error"]["code"] == "model_not_found"
 
 

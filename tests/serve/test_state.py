@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
+from msgspec.structs import replace
+
 from .fakes import INFO, TEXT
 
 ASK = {"model": "tiny", "prompt": "abc"}
@@ -63,6 +66,11 @@ def test_server_info_shows_the_engine_and_its_drafter(http):
     assert facts["engine"]["kv_tokens"] == 4096
     assert facts["stats"]["plans"] == [5, 0, 0, 7]
     assert facts["model"] == "tiny"
+
+
+def test_server_info_names_the_model_s_file_without_its_folder(make_server):
+    server = make_server(info=replace(INFO, source="/of/this/machine/model.gguf"))
+    assert httpx.get(f"{server.url}/server_info").json()["engine"]["source"] == "model.gguf"
 
 
 def test_server_info_tells_how_drafting_went_by_source_and_key(http):

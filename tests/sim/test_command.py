@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from overdrive.errors import OverdriveError
+from overdrive.policy.simulation.compare import compare
+from overdrive.policy.simulation.truth import PLANS
 from overdrive.simulate import Settings
 from overdrive.simulate import simulate as play_all
+
+from . import worlds as simulated
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,3 +54,12 @@ def test_a_mistake_is_named_before_anything_runs(wrong: dict[str, Any], word: st
     right = {"costs": ["moe"], "acceptances": ["drift"], "loads": ["ramp"], "controllers": ["off"]}
     with pytest.raises(OverdriveError, match=word):
         play_all(**{**right, "settings": Settings(), "as_json": True, **wrong})
+
+
+def test_runs_are_told_one_by_one_and_each_name_once() -> None:
+    told: list[tuple[int, int]] = []
+    tell = lambda done, total: told.append((done, total))  # noqa: E731
+    found = compare(simulated.world("moe", "steady:2", "drift", steps=5), ("off", "auto", "fixed:3", "auto"), tell)
+    assert [figures.controller for figures in found.figures] == ["off", "auto", "fixed:3"]
+    total = len(PLANS) + 3  # every fixed K, K = 0, the oracle and auto
+    assert told == [(done, total) for done in range(total + 1)]

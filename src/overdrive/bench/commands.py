@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,7 +67,8 @@ def sweep(
 
     asks = {float(users): maker.several(max(least, rounds * users)) for users in loads}
     settings = {"rounds": rounds, "least": least}
-    _run(_job("sweep", url, common, maker, asks, lambda load, some, send: closed(some, round(load), send), settings))
+    job = _job("sweep", url, common, maker, asks, lambda load, some, send: closed(some, round(load), send), settings)
+    _run(_foreseen(job))
 
 
 @bench.command
@@ -109,7 +110,8 @@ def mixture(
     shares = Mixture(sampled, constrained, long, long_tokens)
     asks = {float(users): maker.mixed(rounds * users, shares, common.seed) for users in loads}
     settings = {"rounds": rounds, "mixture": asdict(shares)}
-    _run(_job("mixture", url, common, maker, asks, lambda load, some, send: closed(some, round(load), send), settings))
+    job = _job("mixture", url, common, maker, asks, lambda load, some, send: closed(some, round(load), send), settings)
+    _run(_foreseen(job))
 
 
 @bench.command
@@ -263,6 +265,13 @@ def _job(
     facts = {"mode": mode, **setting(), "settings": {**common_settings, **settings}}
     arms = parse_arms(common.arm, url)
     return Job(arms, asks, shape, common.repeats, common.model, common.timeout, common.api_key, facts, common.out)
+
+
+def _foreseen(job: Job) -> Job:
+    """The job, which will say how much it is."""
+    from overdrive.bench.plan import outlook
+
+    return replace(job, outlook=outlook(len(job.arms), job.asks.values(), job.repeats))
 
 
 def _run(job: Job) -> None:

@@ -6,7 +6,7 @@ Pure: from options, texts and arrivals to requests. Knows nothing of connections
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from overdrive.bench.prompts import Source
 from overdrive.bench.traces import Arrival
 from overdrive.errors import OverdriveError
 
+RATE = 1000  # tokens/s, of a server that nobody has measured yet
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
@@ -102,6 +103,17 @@ def blocks(arms: Sequence[Arm], loads: Sequence[float], repeats: int) -> Iterato
     order = [(load, repeat, arm) for load in loads for repeat in range(repeats) for arm in turns(arms, repeat)]
     for number, (load, repeat, arm) in enumerate(order):
         yield Block(number, arm, load, repeat)
+
+
+def outlook(arms: int, asks: Iterable[Sequence[Ask]], repeats: int) -> str:
+    """How much a run will ask for, and how it could be less. asks: of each load."""
+    limits = [ask.body["max_tokens"] for several in asks for ask in several] * (arms * repeats)
+    seconds = sum(limits) / RATE
+    time = f"{seconds / 60:.0f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+    return (
+        f"{len(limits):,} answers of {sum(limits):,} tokens at most: {time} where {RATE:,} tokens/s are written; "
+        "fewer of --concurrency, --rounds, --repeats or --max-tokens make it shorter"
+    )
 
 
 def stages(peak: int) -> list[int]:

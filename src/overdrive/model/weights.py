@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,9 +20,11 @@ from overdrive.model.forms import cuda_bytes, form_for
 from overdrive.model.gguf import GGUFCheckpoint
 from overdrive.model.safetensors_folder import SafetensorsCheckpoint
 from overdrive.model.shapes import find_shape
-from overdrive.model.smollm2 import smollm2_path
+from overdrive.model.smollm2 import SUGGESTED, smollm2_path
 from overdrive.model.transformer import Transformer
 from overdrive.types import OVERSHOOT
+
+SMOLLM2 = "smollm2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def load_as(model: str, options: ModelOptions, form: Form, progress: Progress, r
     """
     source = locate(model, options, progress)
     config, checkpoint = open_checkpoint(source, options, form.device)
+    if model == SMOLLM2:
+        config = replace(config, generation=SUGGESTED)
     max_model_len = _max_model_len(config, options.max_model_len)
     device = form.device
     if device.type == "cuda":
@@ -86,7 +90,7 @@ def locate(model: str, options: ModelOptions, progress: Progress) -> Path:
     """
     if not model.strip():
         raise OverdriveError("no model was named: give smollm2, a folder, a .gguf file or a hub id like owner/name")
-    if model == "smollm2":
+    if model == SMOLLM2:
         return smollm2_path(progress)
     path = Path(model).expanduser()
     if path.is_dir():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +42,12 @@ from overdrive.tools.turn import Asked
 
 M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
+MAX_METHOD = 20  # characters of a method's name in a message
+ELSEWHERE = {
+    "reasoning_effort": "what the model's template knows of it goes into chat_template_kwargs, "
+    'such as {"enable_thinking": false}; '
+}
+"""What stock clients send, and how the same is said here."""
 
 
 def create_app(gate: Gate, watchers: Sequence[Ended] = (log_request,)) -> FastAPI:
@@ -94,7 +101,15 @@ async def read_body(request: Request, model: type[M], gate: Gate) -> M:
     try:
         return model.model_validate_json(bytes(data), extra="ignore" if gate.options.lenient else "forbid")
     except ValidationError as error:
-        raise invalid(error) from None
+        raise _explained(invalid(error)) from None
+
+
+def _explained(fault: BadRequest) -> BadRequest:
+    """The fault as it is; where a field is unknown, with what can be done about it."""
+    if fault.code != "unknown_parameter":
+        return fault
+    advice = ELSEWHERE.get(fault.param, "") + "a server started with --lenient ignores fields that it does not know"
+    return BadRequest(f"{fault}; {advice}", fault.param, fault.code)
 
 
 async def _let_in(request: Request, model: type[M], gate: Gate) -> tuple[M, Service]:
@@ -203,7 +218,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         facts = {
             "version": __version__,
             "model": service.name,
-            "engine": service.info,
+            "engine": msgspec.structs.replace(service.info, source=Path(service.info.source).name),
             "chat": _chat_report(service.style),
             "drafts": engine_report(service.client.stats),
             "stats": service.client.stats,
@@ -243,10 +258,15 @@ def _add_errors(app: FastAPI, gate: Gate) -> None:
         record_of(request).fault = error.code
         return error_response(error, gate.retry_after(error.status))
 
-    async def no_route(_: Request, error: Exception) -> Response:
+    async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = error_response(BadRequest(str(error.detail), "", "not_found", error.status_code))
-        response.headers.update(error.headers or {})
+        headers, fault = error.headers or {}, BadRequest(str(error.detail), "", "not_found", error.status_code)
+        if error.status_code == 405:
+            taken = f"{request.method[:MAX_METHOD]} is not what this path takes, which is {headers.get('Allow')}"
+            fault = BadRequest(taken, "", "method_not_allowed", 405)
+        record_of(request).fault = fault.code
+        response = error_response(fault)
+        response.headers.update(headers)
         return response
 
     app.add_exception_handler(BadRequest, refused)

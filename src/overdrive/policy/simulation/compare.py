@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -14,6 +14,8 @@ from overdrive.policy.simulation.engine import World, play
 from overdrive.policy.simulation.record import Run
 from overdrive.policy.simulation.truth import PLANS
 
+Tell = Callable[[int, int], None]
+"""Told how many of how many runs are over."""
 Percentiles = tuple[float, float, float]  # p50, p95, p99
 
 
@@ -57,14 +59,15 @@ class Comparison:
     figures: tuple[Figures, ...]
 
 
-def compare(world: World, controllers: Sequence[str]) -> Comparison:
+def compare(world: World, controllers: Sequence[str], tell: Tell = lambda *_: None) -> Comparison:
     """Play `world` with every controller, with every fixed K and with the oracle."""
-    fixed = {k: run_of(world, f"fixed:{k}") for k in (0, *PLANS)}
+    all_fixed = {k: f"fixed:{k}" for k in (0, *PLANS)}
+    played = _play_all(world, [*all_fixed.values(), "oracle", *controllers], tell)
+    fixed = {k: played[name] for k, name in all_fixed.items()}
     best = max(fixed, key=lambda k: fixed[k].throughput)
-    known = {f"fixed:{k}": run for k, run in fixed.items()} | {"off": fixed[0], "oracle": run_of(world, "oracle")}
     # The oracle looks one step ahead: where that loses a little to a fixed K, the fixed K is the better prophet.
-    most = max(known["oracle"].throughput, fixed[best].throughput)
-    runs = {name: known[name] if name in known else run_of(world, name) for name in controllers}
+    most = max(played["oracle"].throughput, fixed[best].throughput)
+    runs = {name: played[name] for name in controllers}
     return Comparison(
         machine=world.machine.name,
         acceptance=world.acceptance.name,
@@ -72,6 +75,17 @@ def compare(world: World, controllers: Sequence[str]) -> Comparison:
         best_fixed=best,
         figures=tuple(_figures(name, run, world, most, fixed[best], fixed[0]) for name, run in runs.items()),
     )
+
+
+def _play_all(world: World, controllers: Sequence[str], tell: Tell) -> dict[str, Run]:
+    """Every controller once, by name."""
+    names = [name for name in dict.fromkeys(controllers) if name != "off"]
+    runs: dict[str, Run] = {}
+    for name in names:
+        tell(len(runs), len(names))
+        runs[name] = run_of(world, name)
+    tell(len(names), len(names))
+    return runs | {"off": runs["fixed:0"]}
 
 
 def run_of(world: World, controller: str) -> Run:
