@@ -15,9 +15,12 @@ _UNION_BRANCH = re.compile(
 
 
 class Model(BaseModel):
-    """Strict base: no coercion between types, no NaN, no unknown field (unless the server is lenient)."""
+    """Strict base: no coercion between types, no NaN, no unknown field (unless the server is lenient).
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+    The parser's cache of strings is off: it would keep thousands of texts of clients that left long ago.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", cache_strings="none")
 
 
 def invalid(error: ValidationError) -> BadRequest:
