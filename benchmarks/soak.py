@@ -5,7 +5,8 @@ Options that this command does not know go to `overdrive serve`.
 
 Traffic stops after every `--pause-every` requests, until the engine says that it is idle. Then everything must be back
 exactly (pages, slots, matchers; requests submitted = requests ended), and resident memory is read. With
-`--kill-every` the engine is killed in the middle of the traffic that follows; whoever was waiting must get an error.
+`--kill-every` the engine is killed in the middle of the traffic that follows, every third time only stopped (the server
+has to find out); whoever was waiting must get an error.
 A request is lost where its client saw neither an end nor an error. Exit code 1 where anything was lost or is left.
 """
 
@@ -34,6 +35,7 @@ SETTLE_SECONDS = 60.0
 KILL_AFTER = 0.4  # of a block's requests
 BACK_SECONDS = 300.0
 PATIENCE = (0.0, 0.01, 0.05, 0.2)  # seconds, of clients that leave
+STOP_EVERY = 3  # of the kills
 COME_BACK = ("error unavailable", "error queue_full")
 
 
@@ -44,6 +46,7 @@ class Account:
     ends: Counter[str] = field(default_factory=Counter)
     put_off: int = 0
     kills: int = 0
+    stops: int = 0
     left_behind: list[str] = field(default_factory=list)
     memory: list[dict[str, float]] = field(default_factory=list)
 
@@ -95,12 +98,16 @@ async def traffic(server: Server, account: Account, rng: random.Random, count: i
 
 
 async def kill_midway(server: Server, account: Account, count: int) -> None:
-    """Kill the engine when a part of the block's requests have been answered."""
+    """Kill or stop the engine when a part of the block's requests have been answered."""
     until = account.answered + int(KILL_AFTER * count)
     while account.answered < until:
         await asyncio.sleep(0.005)
-    server.kill_engine()
-    account.kills += 1
+    if (account.kills + account.stops) % STOP_EVERY == STOP_EVERY - 1:
+        server.stop_engine()
+        account.stops += 1
+    else:
+        server.kill_engine()
+        account.kills += 1
 
 
 def settle(server: Server, account: Account) -> None:
@@ -142,7 +149,8 @@ def soak(server: Server, given: argparse.Namespace) -> Account:
         asyncio.run(block(count, kill))
         settle(server, account)
         told = ", ".join(f"{name} {mib:.0f} MiB" for name, mib in account.memory[-1].items())
-        print(f"{account.answered} requests, {account.kills} kills; {told}", file=sys.stderr, flush=True)
+        blows = f"{account.kills} kills, {account.stops} stops"
+        print(f"{account.answered} requests, {blows}; {told}", file=sys.stderr, flush=True)
     return account
 
 
@@ -158,6 +166,7 @@ def report(account: Account, seconds: float, code: int, log_bytes: int) -> dict[
         "lost": account.lost,
         "told_to_come_back": account.put_off,
         "engine_kills": account.kills,
+        "engine_stops": account.stops,
         "left_behind": account.left_behind,
         "memory_mib": {name: [round(one[name], 1) for one in account.memory] for name in account.memory[0]},
         "memory_growth_percent": {name: round(100 * by, 2) for name, by in account.growth().items()},

@@ -49,7 +49,8 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        given = ["--port", str(port), "--served-model-name", "soak", "--max-restarts", "1000000", *options]
+        given = ["--port", str(port), "--served-model-name", "soak", "--max-restarts", "1000000"]
+        given += [*([] if "--engine-timeout" in options else ["--engine-timeout", "10"]), *options]
         self._log = (folder / "server.log").open("wb")
         quiet = {"stdout": self._log, "stderr": self._log, "stdin": subprocess.DEVNULL}
         self._process = subprocess.Popen([sys.executable, "-m", "overdrive.cli", "serve", model, *given], **quiet)
@@ -96,6 +97,10 @@ class Server:
     def kill_engine(self) -> None:
         """As the system does where memory ends."""
         os.kill(self.engine_pid(), signal.SIGKILL)
+
+    def stop_engine(self) -> None:
+        """It lives, and does nothing any more."""
+        os.kill(self.engine_pid(), signal.SIGSTOP)
 
     def resident(self) -> dict[str, float]:
         """MiB of memory of the HTTP process and of the engine."""

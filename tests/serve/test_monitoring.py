@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +36,19 @@ def told(http):
     return http.get("/metrics").text
 
 
+def dashboard() -> dict[str, Any]:
+    return json.loads((FOLDER / "grafana.json").read_text())
+
+
+def alerts() -> list[str]:
+    return re.findall(r"^ +expr: (.*)$", (FOLDER / "alerts.yml").read_text(), re.MULTILINE)
+
+
 def asked() -> list[str]:
-    board = json.loads((FOLDER / "grafana.json").read_text())
+    board = dashboard()
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     queries += [variable["query"]["query"] for variable in board["templating"]["list"][1:]]
-    return queries + re.findall(r"^ +expr: (.*)$", (FOLDER / "alerts.yml").read_text(), re.MULTILINE)
+    return queries + alerts()
 
 
 def test_dashboard_and_alerts_ask_for_what_is_there(told):
@@ -55,6 +65,56 @@ def test_labels_of_queries_are_labels_of_metrics(told):
             for label in re.findall(r"(\w+)=", matchers):
                 line = next(line for line in told.splitlines() if line.startswith(name) and line[len(name)] in "{ ")
                 assert label == "instance" or f'{label}="' in line, query
+
+
+def test_labels_that_queries_sum_by_are_labels_of_metrics(told):
+    """Those of a query's sums and of the words of its legend."""
+    targets = [target for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    legends = {target["expr"]: target.get("legendFormat", "") for target in targets}
+    for query in asked():
+        by = {label for part in re.findall(r"by \(([^)]*)\)", query) for label in re.split(r",\s*", part)}
+        assert set(re.findall(r"{{\s*(\w+)\s*}}", legends.get(query, ""))) <= by, query
+        for name, label in ((name, label) for name in NAME.findall(query) for label in by - {"instance"}):
+            lines = [line for line in told.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+            assert any(f'{label}="' in line for line in lines), query
+
+
+def test_queries_are_promql():
+    promql = pytest.importorskip("promql_parser")
+    queries = [query for query in asked() if not query.startswith("label_values(")]  # which is Grafana's own
+    for query in queries:
+        promql.parse(query.replace("$__rate_interval", "5m").replace("$instance", ".*"))
+
+
+def test_the_dashboard_has_what_an_import_needs():
+    board = dashboard()
+    assert board["schemaVersion"] >= 36 and board["title"] and re.fullmatch(r"[\w-]{1,40}", board["uid"])
+    assert board.get("id") is None  # Grafana gives it one
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    source, instance = board["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    asking = [panel for panel in panels if panel["type"] != "row"]
+    wanted = {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+    assert all(one["datasource"] == wanted for one in [*asking, instance])
+    for panel in asking:
+        names = [target["refId"] for target in panel["targets"]]
+        assert len(set(names)) == len(names) > 0 and panel["title"]
+    known = {source["name"], instance["name"], "__rate_interval"}
+    assert {name for query in asked() for name in re.findall(r"\$(\w+)", query)} <= known
+
+
+def test_panels_lie_side_by_side():
+    places = [panel["gridPos"] for panel in dashboard()["panels"]]
+    assert all(at["x"] >= 0 and at["x"] + at["w"] <= 24 and at["h"] > 0 < at["w"] and at["y"] >= 0 for at in places)
+    for one, other in combinations(places, 2):
+        apart = (
+            one["x"] + one["w"] <= other["x"]
+            or other["x"] + other["w"] <= one["x"]
+            or one["y"] + one["h"] <= other["y"]
+            or other["y"] + other["h"] <= one["y"]
+        )
+        assert apart, (one, other)
 
 
 def test_every_metric_is_described(told):
