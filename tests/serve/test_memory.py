@@ -1,4 +1,4 @@
-"""Laws of memory: what clients send is not kept, and threads leave nothing behind that others cannot use."""
+"""Laws of memory: what clients send is not kept, and what is given back can be used by all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 from overdrive.serve.protocol import ChatRequest
 
 REQUESTS = 20_000
+GLIBC = hasattr(ctypes.CDLL(None), "mallinfo2")
 THREADS = """
 import ctypes, sys, threading
-from overdrive.serve.allocator import share_arena
+from overdrive.serve.allocator import keep_whole
 
 if sys.argv[2] == "shared":
-    share_arena()
+    keep_whole()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 barrier = threading.Barrier(8)
@@ -40,6 +41,26 @@ libc.fclose(file)
 """
 
 
+LARGE = """
+import ctypes, sys
+from overdrive.serve.allocator import keep_whole
+
+if sys.argv[1] == "whole":
+    keep_whole()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+class Told(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks mapped b c d e f g".split()]
+
+libc.mallinfo2.restype = Told
+libc.free(ctypes.c_void_p(libc.malloc(1 << 20)))  # upon which glibc takes what is smaller from its heap
+before = libc.mallinfo2().mapped
+libc.malloc(256 << 10)
+print(libc.mallinfo2().mapped - before)
+"""
+
+
 def test_bodies_leave_nothing_behind() -> None:
     """Neither texts nor names: a parser's cache of strings would keep thousands of them."""
 
@@ -57,9 +78,17 @@ def test_bodies_leave_nothing_behind() -> None:
     assert sys.getallocatedblocks() - before < REQUESTS / 20
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="the C library is not glibc")
+@pytest.mark.skipif(not GLIBC, reason="the C library is not glibc")
 @pytest.mark.parametrize(("how", "several"), [("shared", False), ("apart", True)])
 def test_threads_share_one_arena(tmp_path: Path, how: str, several: bool) -> None:
     told = tmp_path / "malloc.xml"
     subprocess.run([sys.executable, "-c", THREADS, str(told), how], check=True, timeout=60)
     assert (told.read_text().count("<heap") > 1) == several
+
+
+@pytest.mark.skipif(not GLIBC, reason="the C library is not glibc")
+@pytest.mark.parametrize(("how", "mapped"), [("whole", 1), ("in holes", 0)])
+def test_large_pieces_go_back_to_the_system(how: str, mapped: int) -> None:
+    """Else what is left of one keeps all behind it from being given back."""
+    told = subprocess.run([sys.executable, "-c", LARGE, how], check=True, timeout=60, capture_output=True, text=True)
+    assert int(told.stdout) == mapped

@@ -23,7 +23,7 @@ from overdrive.config import EngineOptions, ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.heap import freeze_heap
 from overdrive.link import EngineClient
-from overdrive.serve.allocator import share_arena
+from overdrive.serve.allocator import keep_whole
 from overdrive.serve.app import create_app
 from overdrive.serve.connection import Connection, probe_silent_peers, raise_file_limit
 from overdrive.serve.guards import Ended
@@ -45,7 +45,7 @@ def serve(model: str, engine: EngineOptions, options: ServerOptions, target: Tar
     """Serves `model` until told to stop. Raises OverdriveError with one line when it cannot start."""
     options = replace(options, api_key=all_keys(options))
     raise_file_limit()
-    share_arena()
+    keep_whole()
     with listen(options) as listener, logs(options.log_format, options.log_level):
         if worry := warning(options):
             log.warning(worry)
