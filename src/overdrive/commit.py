@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overdrive.grammar.base import GrammarFault, GrammarLimit
-from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.acceptance import DraftCounts, key_of
 from overdrive.request import Request, Running
 from overdrive.scheduler import Scheduler
 from overdrive.types import Finish, FinishReason, Outcome, Row, Step, TopLogprobs
@@ -63,8 +63,9 @@ class Committer:
             if counts[index]:
                 self.rounds += 1
                 if row.drafts:
-                    sampled = running.request.params.temperature > 0
-                    self._counts.add(sources[index], sampled, offered[index], counts[index] - 1)
+                    params = running.request.params
+                    key = key_of(params.temperature > 0, params.grammar is not None)
+                    self._counts.add(sources[index], key, offered[index], counts[index] - 1)
             taken = tokens[index][: counts[index]]
             delta = self._settle_row(row, running, taken, offered[index], sources[index], index, outcome)
             self._donate(running)

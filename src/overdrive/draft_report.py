@@ -97,7 +97,7 @@ class KeyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineDraftReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Drafts since the start. sources: by source and key ("greedy", "sampled"), those that have drafted."""
+    """Drafts since the start. sources: by source and key (`acceptance.KEYS`), those that have drafted."""
 
     rounds: int
     tokens_per_round: float

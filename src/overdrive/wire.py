@@ -169,7 +169,7 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     source: str
-    key: Literal["greedy", "sampled"]
+    key: Literal["greedy", "sampled", "greedy_constrained", "sampled_constrained"]
     rounds: int
     offered: list[int]
     reached: list[int]

@@ -12,6 +12,7 @@ from overdrive.grammar.base import GrammarFault
 from overdrive.grammar.constraint import Constrained
 from overdrive.grammar.guidance import GuidanceMatcher
 from overdrive.grammar.walker import Walker
+from overdrive.policy.acceptance import KEYS
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import GrammarSpec, SamplingParams
 from tests.grammar.words import EOS
@@ -150,3 +151,13 @@ def test_the_laws_notice(mutant: Callable[[pytest.MonkeyPatch], None], monkeypat
     mutant(monkeypatch)
     with pytest.raises((AssertionError, GrammarFault)):
         test_constrained_text_does_not_depend_on_anything_the_engine_decides(0)
+
+
+def test_drafts_of_constrained_rows_are_counted_apart() -> None:
+    for name, grammar in (("greedy", None), ("greedy_constrained", GrammarSpec("regex", "(ab|abc|no){9,}"))):
+        b = tiny_bench(InlineStream(), FixedDrafts(3), ngram, lookahead=0)
+        params = SamplingParams(max_tokens=12, temperature=0.0, grammar=grammar)
+        b.scheduler.submit(make_request("a", (1, 2, 1, 2), params, 0))
+        b.run()
+        rounds = b.committer._counts.rounds.sum(axis=0)
+        assert rounds[KEYS.index(name)] == rounds.sum() > 0

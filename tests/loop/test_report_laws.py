@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from overdrive.draft_report import DraftTally
 from overdrive.engine import draft_stats
-from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.acceptance import DraftCounts, key_of
 from overdrive.request import Request
 from overdrive.types import Finish, FinishReason
 
@@ -47,7 +47,7 @@ def test_every_round_is_reported_once_under_its_source_and_key() -> None:
         for request in requests:
             happened = b.runner.rounds.get(request.id, [])[: rounds[request.id]]  # what followed its end counts nowhere
             for source, offered, accepted in happened:
-                expected.add(source, request.params.temperature > 0, offered, accepted)
+                expected.add(source, key_of(request.params.temperature > 0, False), offered, accepted)
             check_tally(tallies[request.id], request, happened)
             aborted += request.finish.reason is FinishReason.ABORT
         assert draft_stats(b.committer._counts) == draft_stats(expected)

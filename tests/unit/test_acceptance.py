@@ -13,19 +13,19 @@ from overdrive.wire import DraftStats, Stats
 
 MOST = 5
 SOURCES = ("first", "second")
-Round = tuple[int, bool, int, int]  # source, sampled, offered, accepted
+Round = tuple[int, int, int, int]  # source, key, offered, accepted
 
 
 def rounds() -> st.SearchStrategy[list[Round]]:
     depth = st.integers(0, MOST).flatmap(lambda offered: st.tuples(st.just(offered), st.integers(0, offered)))
-    one = st.tuples(st.integers(0, 1), st.booleans(), depth).map(lambda parts: (*parts[:2], *parts[2]))
+    one = st.tuples(st.integers(0, 1), st.integers(0, len(KEYS) - 1), depth).map(lambda parts: (*parts[:2], *parts[2]))
     return st.lists(one, max_size=30)
 
 
 def naive(seen: list[Round], counts: Callable[[int, int, int], bool]) -> list[list[list[int]]]:
     """How many rounds `counts(position, offered, accepted)` takes, [sources][keys][positions]."""
     return [
-        [[sum(r[:2] == (s, bool(k)) and counts(j, *r[2:]) for r in seen) for j in range(MOST)] for k in range(2)]
+        [[sum(r[:2] == (s, k) and counts(j, *r[2:]) for r in seen) for j in range(MOST)] for k in range(len(KEYS))]
         for s in range(2)
     ]
 
@@ -46,7 +46,7 @@ def test_an_answers_tally_agrees_with_the_engines_counts(seen: list[Round]) -> N
     """Where no answer was cut, both tell the same of every source."""
     counts, tally = DraftCounts(SOURCES, MOST), DraftTally()
     for source, _, offered, accepted in seen:
-        counts.add(source, False, offered, accepted)
+        counts.add(source, 0, offered, accepted)
         tally.add(source, offered, accepted, accepted + 1)
     report = DraftTally.report([tally], SOURCES)
     assert report.rounds == len(seen)

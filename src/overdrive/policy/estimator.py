@@ -18,13 +18,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from overdrive.policy import acceptance
+
 PRIOR = 0.7
 PRIOR_WEIGHT = 40.0
 """Before anything was seen, a draft behind accepted ones is right with chance PRIOR, as if seen so many times. It is
 forgotten as what was seen is."""
 
-KEYS = 4
-"""Ways to draw: sampled + 2 * constrained."""
+KEYS = len(acceptance.KEYS)
 
 HALF_LIFE = 512
 """Drafts at a position after which an older one counts half."""
@@ -75,7 +76,7 @@ class AcceptanceEstimator:
 
     def admit(self, slot: int, sampled: bool, constrained: bool = False) -> None:
         """A request has got the slot; what its last holder taught of it is forgotten. sampled: temperature > 0."""
-        self._requests.admit(slot, sampled + 2 * constrained)
+        self._requests.admit(slot, acceptance.key_of(sampled, constrained))
 
     def observe(self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray) -> None:
         """Rounds of settled steps, each array [rounds] int64; a slot may have several. Arrays cost by the call, not by
