@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.schema import check_schema, explain, places, plain
+from overdrive.grammar.guidance import complaint
+from overdrive.grammar.schema import check_schema, places, plain
 from overdrive.grammar.trial import accepts, as_written, byte_compiler, sample
 from overdrive.schema_check import check_files
 
@@ -110,7 +111,7 @@ def test_plain_leaves_data_alone() -> None:
 
 
 def test_an_unknown_complaint_is_passed_on() -> None:
-    assert explain({}, "too large") == "the JSON schema cannot be used: too large"
+    assert complaint("json_schema", "{}", "too large") == "JSON schema: what is at # cannot be used: too large"
 
 
 def test_samples_follow_their_schema() -> None:

@@ -21,7 +21,7 @@ CHAT = [{"role": "user", "content": "On!"}]
 
 def test_every_prompt_may_have_a_structure_of_its_own(llm):
     each = [
-        {"guided_regex": "[0-9]{6}-[A-F]{4}"},
+        {"guided_regex": "[0-9]{6}-[A-F]{4}", "ignore_eos": True},
         {"guided_choice": ["yes", "no"]},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": FLAG}}},
         {"guided_grammar": 'root ::= "a" ("b" | "c")'},

@@ -54,6 +54,11 @@ _PERSON = {
     "additionalProperties": False,
 }
 
+
+def _letters(text: bytes) -> bool:
+    return re.fullmatch(rb"[a-e]*(no)?", text) is not None
+
+
 KINDS = (
     _regex("[0-9]{6}-[a-f]{4}"),
     _regex("a+b?"),
@@ -65,6 +70,7 @@ KINDS = (
     _schema({"type": "array", "items": _PERSON, "minItems": 1, "maxItems": 2}),
     _schema({"enum": ["abc", None, True, 12, {"a": [1]}]}),
     Kind("lark", 'start: <tool> "name" NUMBER (", " NUMBER)? \nNUMBER: /[0-9]{1,3}/', lambda text: text[:4] == b"name"),
+    Kind("lark", 'start: A? <end> | A "no" <eos>\nA: /[a-e]+/', _letters),
     Kind("gbnf", 'root ::= "no" ("ab" | "12")+ "."', lambda text: re.fullmatch(rb"no(ab|12)+\.", text) is not None),
 )
 

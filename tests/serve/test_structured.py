@@ -120,6 +120,22 @@ def test_what_cannot_be_compiled_is_a_400_that_names_its_field(roomy, fields, st
     assert (error["param"], error["message"]) == (next(iter(fields)), "unsupported keyword: not")
 
 
+def test_a_grammar_that_cannot_be_followed_further_ends_the_stream_with_its_own_error(roomy):
+    """Not with the server's: the event has the type and the field of the 400 that it would have been before."""
+
+    def script(submit):
+        yield Tokens(submit.id, [72])
+        yield Tokens(submit.id, finish=FinishReason.ERROR, error="more than can be followed", status=400)
+
+    roomy.engine.script = script
+    answer = httpx.post(f"{roomy.url}/v1/chat/completions", json={**ASK, "ebnf": "x", "stream": True})
+    *_, last, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert (answer.status_code, done) == (200, "[DONE]")
+    error = json.loads(last)["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "ebnf")
+    assert error["message"] == "more than can be followed"
+
+
 def test_calls_of_a_whole_answer(asked):
     answer, _ = asked(text=calls_text([ROME, OSLO], HERMES), tools=TOOLS)
     choice = answer.choices[0]

@@ -6,6 +6,7 @@ and told as GrammarFault.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import GrammarFault, GrammarLimit, Vocabulary, Words, only, word_ends
-from overdrive.grammar.schema import explain
-from overdrive.grammar.sources import compose, one_line, read_schema
+from overdrive.grammar.base import GrammarFault, GrammarLimit, Vocabulary, Words, legal, only, word_ends
+from overdrive.grammar.blame import blame
+from overdrive.grammar.schema import Schema, explain
+from overdrive.grammar.sources import compose, one_line, read_schema, schema_grammar
 
 LIMITS = llguidance.LLParserLimits(max_lexer_states=100_000, max_items_in_row=8_000, verbose_errors=False)
 """What the matchers of one program may take together, since they share their lexer: about 200 MB where a grammar goes
@@ -29,6 +31,7 @@ RENEWAL_SECONDS = 0.05
 """A program that took no longer to compile is compiled again in the middle of a step, where its lexer is used up."""
 
 
+MORE_BEHIND = "the grammar cannot be used: it has more follow an end token, behind which no answer goes on"
 LESS = "let it have fewer alternatives at once, or smaller counts such as maxLength"
 
 REFUSED, USED_UP = "doesn't satisfy the grammar", "too many states"
@@ -36,7 +39,11 @@ REFUSED, USED_UP = "doesn't satisfy the grammar", "too many states"
 
 
 class GuidanceMatcher:
-    """`Matcher`. End tokens are kept from the library but where a grammar names them: it accepts nothing behind one."""
+    """`Matcher`. End tokens are kept from the library: it accepts nothing behind one, and cannot go back behind one
+    that a grammar names (https://github.com/guidance-ai/llguidance/pull/364).
+
+    One that a grammar names is legal where the answer may end behind it, so that an end token is always the last.
+    """
 
     def __init__(
         self,
@@ -63,11 +70,16 @@ class GuidanceMatcher:
         else:
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             self._check()
+            ends = [token for token in self._eos_ids if legal(words, token)]
+            if ends and not self._matcher.is_accepting():
+                self._leave_out([token for token in ends if not self._may_end_with(token)], words)
 
     def accept(self, token: int) -> None:
         if self._ended:
             raise GrammarFault("the answer had ended already")
-        if token in self._eos_ids and self._matcher.is_accepting():
+        if token in self._eos_ids:
+            if not (self._matcher.is_accepting() or self._may_end_with(token)):
+                raise GrammarFault(f"the grammar refuses token {token}: the answer may not end here")
             self._ended = True
         elif self._matcher.is_stopped() or not self._matcher.consume_token(token):
             self._check(refused=token)
@@ -100,6 +112,19 @@ class GuidanceMatcher:
             if behind:
                 found.append([token, *behind])
         return found
+
+    def _may_end_with(self, token: int) -> bool:
+        """Whether the grammar names this end token here, and nothing has to follow it."""
+        copy = self._matcher.deep_copy()
+        return copy.consume_token(token) and copy.is_accepting()
+
+    @staticmethod
+    def _leave_out(tokens: Sequence[int], words: Words) -> None:
+        """Of a mask. Raises GrammarLimit where it has no others."""
+        for token in tokens:
+            words.view(np.uint32)[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if tokens and not words.any():
+            raise GrammarLimit(MORE_BEHIND)
 
     def _check(self, refused: int = -1) -> None:
         if not self._matcher.is_error():
@@ -176,7 +201,7 @@ class GuidanceCompiler:
         matcher = program.matcher
         if matcher.is_error():
             raise BadRequest(complaint(kind, source, matcher.get_error()))
-        if not _begins(matcher.deep_copy()):
+        if not _begins(matcher.deep_copy(), eos_ids):
             raise BadRequest("the grammar cannot be used: no text follows it, or none that ends")
         _try_a_token(matcher.deep_copy(), eos_ids)
         return program
@@ -188,10 +213,15 @@ class GuidanceCompiler:
             return self._opened[0]
 
 
-def _begins(matcher: llguidance.LLMatcher) -> bool:
-    """Whether an answer can begin, and go on where it has no choice: not where rules lead into each other for ever."""
+def _begins(matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> bool:
+    """Whether an answer can begin, and go on where it has no choice: not where rules lead into each other for ever.
+
+    Raises BadRequest where it would have to go on behind an end token.
+    """
     matcher.compute_bitmask()
     forced = [] if matcher.is_error() or matcher.is_stopped() else matcher.compute_ff_tokens()
+    if not set(eos_ids).isdisjoint(forced[:-1]):
+        raise BadRequest(MORE_BEHIND)
     if forced:
         matcher.consume_tokens(forced)
     return not matcher.is_error()
@@ -214,8 +244,24 @@ def _try_a_token(matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> Non
 def complaint(kind: str, source: str, said: str) -> str:
     """Why a source cannot be used, for whoever wrote it. said: by the library."""
     if kind == "json_schema":
-        return explain(read_schema(source), one_line(said))
+        schema, said = read_schema(source), _without_stages(said)
+        return explain(schema, said) or _told_with_its_place(schema, said)
     return f"the {_NAMES[kind]} cannot be used: {one_line(said)}"
+
+
+def _told_with_its_place(schema: Schema, said: str) -> str:
+    pointer, keyword = blame(schema, _said_of) if _said_of(schema) else ("#", "")
+    return f"JSON schema: {repr(keyword) if keyword else 'what is'} at {pointer} cannot be used: {said}"
+
+
+def _said_of(schema: Schema) -> str:
+    """What the library says of a schema, by itself; "" where nothing is wrong."""
+    return _without_stages(llguidance.LLMatcher.validate_grammar(schema_grammar(schema), limits=LIMITS))
+
+
+def _without_stages(said: str) -> str:
+    """What the library says, without the references on its way there."""
+    return one_line(re.sub(r"\s+while processing json-schema:\S*", "", said))
 
 
 _NAMES = {

@@ -57,6 +57,15 @@ ENFORCED_FORMATS = ("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uui
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
+GUIDANCE = "x-guidance"
+LAYOUT = {
+    "whitespace_flexible": "True|False",
+    "item_separator": r"[ \t\r\n]*,[ \t\r\n]*",
+    "key_separator": r"[ \t\r\n]*:[ \t\r\n]*",
+}
+"""What schemas may say in it. The rest (`lenient`, `coerce_one_of`, ..) would have keywords ignored, or text that is no
+JSON: it has no effect, since schemas may come from strangers to whoever relies on them."""
+
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -73,6 +82,8 @@ def plain(schema: Schema) -> Schema:
     for key in COUNTS:
         if isinstance(found.get(key), float) and found[key].is_integer():
             found[key] = int(found[key])
+    if GUIDANCE in found:
+        found[GUIDANCE] = _layout(found[GUIDANCE])
     if found.get("uniqueItems") is False:
         del found["uniqueItems"]
     form = found.get("format")
@@ -82,6 +93,12 @@ def plain(schema: Schema) -> Schema:
         del found["format"]
         found["pattern"] = PATTERNS[form]
     return found
+
+
+def _layout(asked: Any) -> dict[str, Any]:
+    """Of what a schema asks for in the library's own keyword, that which is layout, and JSON then."""
+    given = asked if isinstance(asked, dict) else {}
+    return {key: value for key, value in given.items() if key in LAYOUT and re.fullmatch(LAYOUT[key], str(value))}
 
 
 def _inner(key: str, value: Any) -> Any:
@@ -97,11 +114,11 @@ def places(schema: Schema, pointer: str = "#") -> Iterator[tuple[str, dict[str, 
     if not isinstance(schema, dict):
         return
     yield pointer, schema
-    for _, at, part in _parts(schema, pointer):
+    for _, at, part in parts(schema, pointer):
         yield from places(part, at)
 
 
-def _parts(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, str, Schema]]:
+def parts(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, str, Schema]]:
     """The schemas right within one: keyword, pointer, and each itself."""
     for key, value in schema.items():
         at = f"{pointer}/{_escaped(key)}"
@@ -144,18 +161,18 @@ def _reached(schema: Schema) -> Iterator[tuple[str, dict[str, Any]]]:
         yield pointer, part
         if isinstance(part.get("$ref"), str):
             waiting.append(part["$ref"])
-        inner = [at for key, at, _ in _parts(part, pointer) if key not in ("$defs", "definitions")]
+        inner = [at for key, at, _ in parts(part, pointer) if key not in ("$defs", "definitions")]
         waiting += reversed(inner)
 
 
 def explain(schema: Schema, said: str) -> str:
-    """What the library said of a schema, with the place that it was about where that can be told."""
+    """What the library said of a schema, in words of our own and with keyword and place; "" where there are none."""
     for pattern, tell in _EXPLAINED:
         found = re.search(pattern, said)
         told = tell(schema, found) if found else ""
         if told:
             return told
-    return f"the JSON schema cannot be used: {said}"
+    return ""
 
 
 def _unimplemented(schema: Schema, found: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from overdrive.grammar.schema import plain
+from overdrive.grammar.schema import GUIDANCE, plain
 from overdrive.tools.formats import ToolFormat
 
 Start = Literal["calls", "text", "triggered"]
@@ -56,7 +56,7 @@ def tool_grammar(
     number = f"{text(form.number)} /[0-9]+/ " if form.number else ""
     for index, tool in enumerate(tools):
         head = f"{text(tool.name)} {number}{text(form.middle)}" if number else text(tool.name + form.middle)
-        schema = json.dumps({**plain(tool.arguments), "x-guidance": _SPACING}, ensure_ascii=False)
+        schema = json.dumps({**plain(tool.arguments), GUIDANCE: _SPACING}, ensure_ascii=False)
         rules.append(f"call_{index}: {head} %json {schema} {text(form.end)}")
     return "\n".join(rules)
 
@@ -71,7 +71,8 @@ def _starts(
     if starts == "calls":
         return [f"start: {trigger} {calls}"]
     if document is not None:
-        schema = json.dumps({"x-guidance": _SPACING, **plain(document)}, ensure_ascii=False)
+        found = plain(document)
+        schema = json.dumps({**found, GUIDANCE: _SPACING | found.get(GUIDANCE, {})}, ensure_ascii=False)
         return [f"start: document | {trigger} {calls}", f"document: %json {schema}"]
     if not form.trigger:
         opening = re.escape(form.opening.rstrip(' "')).replace("/", "\\/")
