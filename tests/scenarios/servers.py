@@ -8,10 +8,14 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from overdrive.serve.service import Gate
 from tests.serve.fakes import FakeServer
 
+from .engines import FLIPPING
+
+DRAFTERS = ("ngram", "eagle3", "small", "ngram+eagle3", "ngram+small")
 PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
@@ -119,6 +123,23 @@ def body(**fields: Any) -> dict[str, Any]:
 def without_speed(usage: dict[str, Any]) -> tuple[int, int, int]:
     """The part of a usage that may not depend on speculation."""
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+def every_speed(*usual: dict[str, Any]) -> pytest.MarkDecorator:
+    """`usual`, and in `make slow` every drafter with K = 1, 3, 7 and another one every step, overlap on and off."""
+    every = [
+        {"draft": draft, "drafts": drafts, "overlap": overlap}
+        for draft in DRAFTERS
+        for drafts in (1, 3, 7, FLIPPING)
+        for overlap in ("on", "off")
+    ]
+    slow = [pytest.param(speed, marks=pytest.mark.slow, id=_words(speed)) for speed in every if speed not in usual]
+    return pytest.mark.parametrize("speed", [*(pytest.param(speed, id=_words(speed)) for speed in usual), *slow])
+
+
+def _words(speed: dict[str, Any]) -> str:
+    k = speed.get("drafts", 3)
+    return f"{speed.get('draft', 'ngram')}-k{'-flipping' if k == FLIPPING else k}-{speed.get('overlap', 'off')}"
 
 
 OFF = {"enabled": False}

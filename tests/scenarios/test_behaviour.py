@@ -9,7 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from .servers import OFF, PATH, Server, body, without_speed
+from .engines import FLIPPING
+from .servers import DRAFTERS, OFF, PATH, Server, body, without_speed
 
 TIGHT = {"kv_tokens": 512, "max_rows": 12}
 
@@ -52,10 +53,17 @@ def test_server_info_shows_the_drafter_and_whether_it_drafts(make_server, option
     assert [(entry["source"], entry["key"]) for entry in drafted] == [(drafter, "greedy")] * (drafts > 0)
 
 
+SPEEDS = [
+    ("ngram", 7),
+    *(pytest.param(name, k, marks=pytest.mark.slow) for name in ("small", "ngram+small") for k in (1, 7, FLIPPING)),
+]
+
+
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_who_opts_out_is_not_drafted_and_nobody_else_notices(make_server, overlap) -> None:
+@pytest.mark.parametrize(("draft", "drafts"), SPEEDS)
+def test_who_opts_out_is_not_drafted_and_nobody_else_notices(make_server, draft, drafts, overlap) -> None:
     """Eight requests at once, every second without speculation."""
-    server: Server = make_server(drafts=7, overlap=overlap)
+    server: Server = make_server(draft=draft, drafts=drafts, overlap=overlap)
     bodies = [body(prompt=f"{i}abcabc", max_tokens=60, speculation=OFF if i % 2 else None) for i in range(8)]
     solo = [server.ask(**one) for one in bodies]
 
@@ -85,7 +93,11 @@ def test_the_cap_of_a_request_bounds_its_drafts(make_server) -> None:
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("options", [TIGHT, {**TIGHT, "overlap": "on", "drafts": 7}], ids=str)
+CROWDS = [TIGHT, {**TIGHT, "overlap": "on", "drafts": 7}]
+LATER = [{**TIGHT, "draft": draft, "drafts": k, "overlap": "on"} for draft in DRAFTERS for k in (3, FLIPPING)]
+
+
+@pytest.mark.parametrize("options", [*CROWDS, *(pytest.param(one, marks=pytest.mark.slow) for one in LATER)], ids=str)
 def test_a_crowd_that_leaves_takes_nobody_with_it(make_server, options) -> None:
     """Memory for half of them; some close at once, some while they read; who stays gets its solo text."""
     server: Server = make_server(**options)

@@ -12,11 +12,16 @@ from overdrive.types import Finish, FinishReason, Plan, Why
 from tests.loop.bench import Bench
 from tests.loop.tiny_engine import VOCAB
 
-from .engines import FLIPPING, PLAIN, Setting, alone, ask, check_alone, engine, every_setting, request, text_of
+from .engines import FLIPPING, NAMES, PLAIN, Setting, alone, ask, check_alone, engine, every_setting, request, text_of
 
 SHARED = tuple((11 * i + 5) % VOCAB for i in range(24))
 CROWDED = [Setting("ngram", 7, True), Setting("ngram", FLIPPING, False), Setting("random", 7, True), PLAIN]
-every_crowd = pytest.mark.parametrize("setting", CROWDED, ids=str)
+LATER = [Setting(name, k, overlap) for name in NAMES for k in (1, 3, 7, FLIPPING) for overlap in (False, True)]
+every_crowd = pytest.mark.parametrize(
+    "setting",
+    [*CROWDED, *(pytest.param(one, marks=pytest.mark.slow) for one in LATER if one not in CROWDED)],
+    ids=str,
+)
 
 
 def leave(bench: Bench, one: Request) -> None:
@@ -108,29 +113,33 @@ def test_running_requests_are_not_capped_by_speculation(budget: int) -> None:
 
 
 class QuietWhenCrowded(Controller):
-    """Drafts for a row that is alone, and none in company: as a controller does that knows the load."""
+    """Drafts, or not while it is told of a crowd: as a controller does that knows the load."""
 
     plans = tuple(range(1, 16))
+    crowded = False
 
     def choose(self, view: LoadView) -> Plan:
-        alone = view.decode_rows <= 1 and not view.prefill_tokens
-        return Plan(7 if alone else 0, Why(rule="test"))
+        return Plan(0 if self.crowded else 7, Why(rule="test"))
 
 
-def test_acceptance_returns_after_a_crowd() -> None:
+@pytest.mark.parametrize("drafter", ["ngram", "small", "ngram+small"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["inline", "overlap"])
+def test_acceptance_returns_after_a_crowd(drafter: str, overlap: bool) -> None:
     """A request that repeats itself is drafted, is not while forty short ones pass, and is again afterwards."""
     long = request("long", (6, 2, 3), max_tokens=90)
-    setting = Setting("ngram", 7, False)
+    setting = Setting(drafter, 7, overlap)
     with engine(setting) as bench:
-        bench.loop._controller = QuietWhenCrowded()
+        controller = bench.loop._controller = QuietWhenCrowded()
         bench.scheduler.submit(long)
         while not long.drafted:
             bench.advance()
         crowd = [request(f"c{i}", (i, i + 1), 1 + i, max_tokens=2, temperature=1.0, seed=i) for i in range(40)]
         for one in crowd:
             bench.scheduler.submit(one)
+        controller.crowded = True
         while any(one.finish is None for one in crowd):
             bench.advance()
+        controller.crowded = False
         said, before = tuple(long.tokens), long.drafted
         bench.run()
     fresh = request("fresh", said, max_tokens=93 - len(said))

@@ -15,13 +15,9 @@ import pytest
 from overdrive.tools.formats import HERMES, Thinking
 from overdrive.tools.style import Shows
 
-from .servers import OFF, Server
+from .servers import OFF, Server, every_speed
 
-SPEEDS = [
-    {"draft": "ngram", "drafts": 7, "overlap": "on"},
-    pytest.param({"draft": "ngram", "drafts": 3, "overlap": "off"}, marks=pytest.mark.slow),
-]
-every_speed = pytest.mark.parametrize("speed", SPEEDS, ids=str)
+each_speed = every_speed({"draft": "ngram", "drafts": 7, "overlap": "on"})
 WORD = {"type": "string", "pattern": "^[a-e]{1,6}$"}
 PERSON = {
     "type": "object",
@@ -63,7 +59,7 @@ def check_plain(server: Server, requests: list[dict[str, Any]]) -> list[Any]:
     return choices
 
 
-@every_speed
+@each_speed
 def test_many_requests_for_json_that_beg_for_something_else(make_server, speed) -> None:
     server = make_server(**speed)
     requests = [
@@ -78,7 +74,7 @@ def test_many_requests_for_json_that_beg_for_something_else(make_server, speed) 
 
 
 @pytest.mark.slow
-@every_speed
+@each_speed
 def test_copies_of_one_schema_and_distinct_ones_some_hostile_while_others_stream(make_server, speed) -> None:
     server = make_server(**speed)
     same = [held(prompt="shared prefix " * 3 + str(n), seed=n, temperature=1, guided_json=PERSON) for n in range(64)]
@@ -107,7 +103,7 @@ def test_copies_of_one_schema_and_distinct_ones_some_hostile_while_others_stream
     server.wait_until_empty()
 
 
-@every_speed
+@each_speed
 def test_tight_rare_and_short_grammars_and_ends_within_a_run(make_server, speed) -> None:
     server = make_server(**speed)
     rare = ["quixotic", "zyzzyva", "syzygy"]
@@ -130,7 +126,7 @@ def test_tight_rare_and_short_grammars_and_ends_within_a_run(make_server, speed)
         assert choice.finish_reason == "length" or re.fullmatch(pattern, choice.text)
 
 
-@every_speed
+@each_speed
 def test_long_constrained_answers_beside_long_prompts_and_under_little_memory(make_server, speed) -> None:
     """So little that requests are preempted: 16 of up to 200 tokens, and pages for two and a half."""
     server = make_server(kv_tokens=512, **speed)
@@ -142,7 +138,7 @@ def test_long_constrained_answers_beside_long_prompts_and_under_little_memory(ma
     server.wait_until_empty()
 
 
-@every_speed
+@each_speed
 def test_a_schema_begins_where_the_reasoning_ends_within_an_accepted_run(make_server, speed) -> None:
     """What ends the reasoning is chosen from what the model writes anyway, at every place of a stretch of it."""
     server = make_server(**speed)
@@ -175,7 +171,7 @@ def styled(server: Server, **changes: Any) -> Iterator[None]:
         server.gate.state = service
 
 
-@every_speed
+@each_speed
 def test_calls_begin_where_the_text_writes_the_token_that_begins_them(make_server, speed) -> None:
     """Text before it is free, and the model's own; which token it is, is chosen from that text."""
     server = make_server(max_model_len=1200, **speed)
@@ -196,7 +192,7 @@ def test_calls_begin_where_the_text_writes_the_token_that_begins_them(make_serve
     assert marks[late[-1]] > 5
 
 
-@every_speed
+@each_speed
 @pytest.mark.parametrize("choice", ["required", "auto", {"type": "function", "function": {"name": "dismiss"}}], ids=str)
 def test_tool_calls_are_whole_streamed_or_not(make_server, speed, choice) -> None:
     server = make_server(max_model_len=1200, **speed)
