@@ -29,7 +29,7 @@ def next_token(prefix: Sequence[int], seed: int) -> int:
 
 
 class ByteStops:
-    """The plainest stop watch: token t is the byte t."""
+    """The plainest stop watch: token t is the byte t. Of stops that end together the longest counts."""
 
     def __init__(self, stops: Sequence[bytes]) -> None:
         self._stops = stops
@@ -37,7 +37,8 @@ class ByteStops:
 
     def push(self, token: int) -> StopHit | None:
         self._text += bytes([token])
-        return next((StopHit(i, len(s)) for i, s in enumerate(self._stops) if self._text.endswith(s)), None)
+        hits = [StopHit(i, len(s)) for i, s in enumerate(self._stops) if self._text.endswith(s)]
+        return max(hits, key=lambda hit: hit.back, default=None)
 
 
 def oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], Finish]:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overdrive.text.answer import AnswerText
 from overdrive.text.pieces import TokenTable
 from overdrive.text.stops import StopHit, StopMatcher
 from overdrive.text.tokenizer import Tokenizer
+from tests.loop.toy import ByteStops
 
 ALPHABET = "ab é🎉"
 stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size=4)
@@ -139,6 +140,18 @@ def test_overlapping_stops_the_one_that_ends_first_counts() -> None:
 
 def test_stops_that_end_together_the_longest_counts() -> None:
     assert match([b"x", b"a", b"b"], [b"b", b"ab"]) == (2, StopHit(stop=1, back=2))
+
+
+def ab(least: int, most: int) -> st.SearchStrategy[bytes]:
+    return st.text("ab", min_size=least, max_size=most).map(str.encode)
+
+
+@example(stops=[b"b", b"ab"], text=b"ab")  # found by `make fuzz`, of the engine against its oracle
+@given(stops=st.lists(ab(1, 3), max_size=3), text=ab(0, 8))
+def test_the_plain_watch_of_the_engines_oracle_agrees(stops: list[bytes], text: bytes) -> None:
+    matcher, plain = StopMatcher(stops, [bytes([byte]) for byte in range(256)]), ByteStops(stops)
+    for byte in text:
+        assert matcher.push(byte) == plain.push(byte)
 
 
 def test_stop_crosses_tokens_that_split_a_character() -> None:
