@@ -1,12 +1,14 @@
 """The engine process: started by the HTTP process, and never left behind by it.
 
 Each notices the other's death through the operating system, not through the link: the child waits for its parent's
-sentinel, the parent for the child's. Signals are the parent's business: a Ctrl-C or a SIGTERM sent to the whole group
-must not end the engine while answers are still being finished.
+sentinel, the parent for the child's; on Linux the system itself kills the child too, which may be stuck. Signals are
+the parent's business: a Ctrl-C or a SIGTERM sent to the whole group must not end the engine while answers are still
+being finished.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing as mp
 import os
 import signal
@@ -18,6 +20,7 @@ from multiprocessing.connection import wait
 from overdrive.config import EngineOptions
 
 KILL_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1  # of Linux' prctl.h
 
 Target = Callable[[str, EngineOptions, str], None]  # model, options, address of the link
 
@@ -27,6 +30,7 @@ class EngineProcess:
 
     def __init__(self, target: Target, model: str, options: EngineOptions, address: str) -> None:
         context = mp.get_context("spawn")  # a fresh interpreter: nothing of the HTTP process is inherited
+        # Started by the main thread, with whose end the system takes the parent to have died.
         self._process = context.Process(
             target=_child, args=(target, model, options, address), name="overdrive-engine", daemon=True
         )
@@ -76,6 +80,8 @@ class EngineProcess:
 def _child(target: Target, model: str, options: EngineOptions, address: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     target(model, options, address)
 
