@@ -115,7 +115,7 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     assert texts(requests) == plain_texts(NEW)
     assert all(request.drafted == request.offered > 0 for request in requests)
     for counts in stop_and_go.stats().drafts:
-        if counts.source == "grammar":  # nobody asked for one
+        if counts.source == "grammar" or "constrained" in counts.key:  # nobody asked for one
             continue
         assert counts.accepted == counts.reached == counts.offered
         assert sum(counts.accepted) > 15, counts.key

@@ -24,6 +24,14 @@ class Attention(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
+class Stores(Protocol):
+    """What attention stores, where nothing is to be attended."""
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keys and values of the batch's tokens, [T, Hkv, D] each, position-encoded, go to the rows' pages."""
+        ...
+
+
 class Angles(NamedTuple):
     """What rotates queries and keys: `positions` [T] int64, rows of the tables cos and sin, [max_model_len, D/2]."""
 

@@ -109,13 +109,17 @@ class ReferenceAttention:
         self._lengths = [int(batch.positions[a:b].max()) + 1 for _, a, b in self._rows]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._kv.write(layer, self._batch.writes[: self._tokens], k[: self._tokens], v[: self._tokens])
+        self.store(layer, k, v)
         out = torch.zeros_like(q)
         for (row, begin, end), length in zip(self._rows, self._lengths, strict=True):
             keys, values = self._kv.gather(layer, self._batch.page_table[row], length)
             hidden = self._hidden(layer, row, self._batch.positions[begin:end], length)
             out[begin:end] = self._attend_row(q[begin:end], keys, values, hidden)
         return out.flatten(1)
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """As `Stores`."""
+        self._kv.write(layer, self._batch.writes[: self._tokens], k[: self._tokens], v[: self._tokens])
 
     def _hidden(self, layer: int, row: int, positions: Tensor, length: int) -> Tensor:
         """Which places 0 .. length - 1 tokens of this row at `positions` [t] do not see, [t, length] bool."""

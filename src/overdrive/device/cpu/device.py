@@ -58,9 +58,13 @@ class CpuAttention:
         self._scale = heads.head_dim**-0.5
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.store(layer, k, v)
         k_pages, v_pages = self._kv.k_pages[layer], self._kv.v_pages[layer]
-        self._kernels.store(k, v, k_pages, v_pages, self._writes)
         return self._attend(q, k_pages, v_pages, self._scale, self._heads.window(layer))
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """As `Stores`."""
+        self._kernels.store(k, v, self._kv.k_pages[layer], self._kv.v_pages[layer], self._writes)
 
 
 @dataclass(frozen=True, slots=True)

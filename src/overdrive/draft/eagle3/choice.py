@@ -16,7 +16,7 @@ from overdrive.draft.eagle3.padded import PaddedEagleDrafter
 from overdrive.draft.eagle3.ring import TapRing
 from overdrive.draft.padded import PaddedRoom
 from overdrive.draft.room import Room
-from overdrive.model.ops import Attention
+from overdrive.model.ops import Attention, Stores
 
 
 def least_window(chunk: int) -> int:
@@ -62,7 +62,15 @@ class EagleChoice:
         def feed(batch: Batch, attention: Attention, feedback: Tensor) -> HeadScored:
             return head.score(batch, feedback, attention)
 
-        passes = HeadPasses(room.device.record(read, kv, config), room.device.record(feed, kv, config))
+        def store(batch: Batch, attention: Stores, taps: Tensor) -> tuple[Tensor, Tensor]:
+            k, v = head.keys_values(head.fuse(taps), batch.ids, batch.positions)
+            attention.store(0, k, v)
+            return k, v
+
+        record = room.device.record
+        reading, feeding = record(read, kv, config), record(feed, kv, config)
+        # With more layers than one, what is stored of a pair depends on all that the first layer makes of it.
+        passes = HeadPasses(reading, feeding, record(store, kv, config) if config.layers == 1 else reading)
         ring = TapRing(room.state, self.window, room.n_pages, self._width, self.dtype)
         return EagleDrafter(head, passes, kv, ring, room.n_pages, room.state, room.sampling, room.sampler)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,17 +39,25 @@ from overdrive.types import PageEntry
 PASS_TOKENS = 512
 """Most pairs read in one pass."""
 
+Result = TypeVar("Result")
 Pass = Callable[[Batch, Tensor], HeadScored]
 """pass(batch, features [T, W]): the head over the pairs at the batch's positions, which are places, stored in its own
 pages. The result is good until the next call."""
 
 
+STORED_APART = 16
+"""Pairs of a proposal, beside every row's newest, from which on they have a pass of their own: what the head stores of
+them is a third of its arithmetic."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadPasses:
-    """The head on a device. read: features are the target's taps, fused first. feed: they are the head's feedback."""
+    """The head on a device. read: features are the target's taps, fused first. feed: they are the head's feedback.
+    store: as `read`, for what is stored alone."""
 
     read: Pass
     feed: Pass
+    store: Callable[[Batch, Tensor], object]
 
 
 class EagleDrafter:
@@ -94,8 +103,7 @@ class EagleDrafter:
         nobody, first = np.zeros(0, np.int64), torch.zeros(1, dtype=torch.int64)
         known_tokens(self._state, nobody, nobody, nobody, FIRST, self._reading.gaps[nobody])
         one_each(self._state, first, first, first, FIRST, self._reading.gaps)
-        for _ in self._passes_over(nobody, nobody):
-            pass
+        self._store(nobody, nobody)
 
     def lag(self, slot: int) -> int:
         """Pairs that the head could have read of this slot and has not."""
@@ -118,8 +126,7 @@ class EagleDrafter:
         if self._given[slot, column] != self._marks.owners[old]:  # the slot sat out a step and the page was given away
             self._reading.lose(slot, begin, end)
             return
-        for _ in self._passes_over(np.array([slot]), np.array([end])):  # the rest of the page
-            pass
+        self._store(np.array([slot]), np.array([end]))  # the rest of the page
         if self._reading.stands(slot, begin if self._one_layer else 0, end):
             self._kv.copy_page(int(old), page)
             self._marks.written[page] = 1
@@ -147,8 +154,7 @@ class EagleDrafter:
         shares its pages later would do without it. One layer over tokens that the target took all its layers for.
         """
         mine = slots.numpy()
-        for _ in self._passes_over(mine, self._computed[mine]):
-            pass
+        self._store(mine, self._computed[mine])
 
     def propose(self, slots: Tensor, caps: Tensor, width: int) -> Drafts:
         """As `Drafter.propose`: every row gets as many drafts as it may have."""
@@ -176,16 +182,26 @@ class EagleDrafter:
 
     def _read(self, slots: Ints) -> HeadScored:
         """Read all pairs that these slots lack, one at least, and say what follows the newest of each slot."""
+        newest = self._computed[slots]
+        if np.maximum(newest - self._reading.stops[slots], 0).sum() >= STORED_APART:
+            self._store(slots, newest)
         ends: list[HeadScored] = []
-        for rows, scored in self._passes_over(slots, self._computed[slots] + 1):
+        for rows, scored in self._passes_over(slots, newest + 1, self._passes.read):
             done = torch.from_numpy(self._reading.stops[slots[rows]] == self._computed[slots[rows]] + 1)
             only = len(rows) == len(slots) and bool(done.all())
             # What a pass gives is good until the next one.
             ends.append(scored if only else HeadScored(*(part[done] for part in scored)))
         return ends[0] if len(ends) == 1 else HeadScored(*(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
-    def _passes_over(self, slots: Ints, goals: Ints) -> Iterator[tuple[Ints, HeadScored]]:
-        """Read each slot's pairs up to the place `goals[r] - 1`; rows and their last pairs, pass by pass."""
+    def _store(self, slots: Ints, goals: Ints) -> None:
+        """Read each slot's pairs up to the place `goals[r] - 1`, for what the head stores of them alone."""
+        for _ in self._passes_over(slots, goals, self._passes.store):
+            pass
+
+    def _passes_over(
+        self, slots: Ints, goals: Ints, read: Callable[[Batch, Tensor], Result]
+    ) -> Iterator[tuple[Ints, Result]]:
+        """The same with either pass over the target's taps; rows and what came of it, pass by pass."""
         stops = self._reading.stops
         # Pair p at place p + 1 needs the taps of position p.
         kept = np.maximum(self._oldest[slots], self._computed[slots] - self._ring.window)
@@ -194,8 +210,8 @@ class EagleDrafter:
             mine = slots[rows]
             begins, gaps = stops[mine], self._reading.gaps[mine]
             batch = known_tokens(self._state, mine, begins, counts, FIRST, gaps)
-            scored = self._passes.read(batch, self._ring.gather(batch, mine))
+            found = read(batch, self._ring.gather(batch, mine))
             stops[mine] = begins + counts
             alike = np.flatnonzero(self._one_layer | (gaps[:, 1] == 0))
             self._marks.mark(self._table, mine[alike], gaps[alike, 1], begins[alike], stops[mine[alike]])
-            yield rows, scored
+            yield rows, found
