@@ -16,13 +16,14 @@ import numpy as np
 from overdrive.commit import Committer
 from overdrive.engine_process import as_message
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
+from overdrive.limits import Limits
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.request import Request
-from overdrive.scheduler import Limits, Scheduler
+from overdrive.scheduler import Scheduler
 from overdrive.types import Outcome, SamplingParams, Step
 from overdrive.wire import Batch
 

@@ -26,6 +26,7 @@ from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.gears import Gears, Site, open_gears, settle_drafts
 from overdrive.grammar.walker import Walker
+from overdrive.limits import Limits
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
@@ -36,7 +37,7 @@ from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
 from overdrive.policy.setting import Setting, parse_setting
 from overdrive.request import NoStops, Request
-from overdrive.scheduler import Limits, Scheduler
+from overdrive.scheduler import Scheduler
 from overdrive.text import StopMatcher, open_text
 from overdrive.trace import Trace
 from overdrive.types import OVERSHOOT, Finish, FinishReason, SamplingParams

@@ -20,6 +20,7 @@ from overdrive.device.costs import CostSizes, NoRoom, assumed_costs, measure_cos
 from overdrive.device.rehearsal import Rehearsal
 from overdrive.draft import Choice
 from overdrive.draft.eagle3.shipped import fingerprint
+from overdrive.limits import Limits
 from overdrive.loop import F, Runner
 from overdrive.model.smollm2 import cache_folder
 from overdrive.model.weights import Loaded
@@ -28,7 +29,6 @@ from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
 from overdrive.policy.setting import Setting, parse_setting
-from overdrive.scheduler import Limits
 
 
 @dataclass(frozen=True, slots=True)

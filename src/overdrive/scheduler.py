@@ -7,10 +7,10 @@ bound only pages; addresses are the device's business. Must never know torch, dr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from overdrive.errors import BadRequest
 from overdrive.fairness import charge, enqueue, may_overtake, requeue, shares
+from overdrive.limits import Limits
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.controller import LoadView
@@ -19,18 +19,6 @@ from overdrive.types import MAX_DRAFTS, Admission, PageEntry, Plan, Row, Step
 
 MOST_STUCK = 8
 """Requests for which pages lack, after which no other is looked at: each look compares prompts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one step and one engine may hold. Sizes in tokens but for `max_rows` and `max_queue` (requests)."""
-
-    max_rows: int
-    max_step_tokens: int
-    chunk: int
-    max_queue: int
-    max_model_len: int
-    page_size: int
 
 
 class Scheduler:
@@ -56,32 +44,12 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises BadRequest when it can never fit or the queue is full."""
-        self.check(len(request.prompt), request.params.max_tokens)
+        self.limits.check(len(request.prompt), request.params.max_tokens, self.pool.usable)
         if len(self.waiting) >= self.limits.max_queue + len(self._slots):  # a free slot is no queue
             raise BadRequest(
                 f"the queue is full ({self.limits.max_queue} requests wait)", code="queue_full", status=429
             )
         enqueue(self.waiting, request)
-
-    def check(self, prompt_len: int, max_tokens: int) -> None:
-        """Raise BadRequest where a request of this size could not be finished even alone."""
-        total = prompt_len + max_tokens
-        if prompt_len < 1:
-            raise BadRequest("the prompt is empty", "prompt")
-        if total > self.limits.max_model_len:
-            raise BadRequest(
-                f"prompt ({prompt_len} tokens) and max_tokens ({max_tokens}) together exceed the model's limit of "
-                f"{self.limits.max_model_len} tokens",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        if self._pages_for(total) > self.pool.usable:
-            raise BadRequest(
-                f"prompt ({prompt_len} tokens) and max_tokens ({max_tokens}) need more than the KV cache holds "
-                f"({self.pool.usable * self.limits.page_size} tokens)",
-                "max_tokens",
-                "context_length_exceeded",
-            )
 
     def find(self, request_id: str) -> Request | None:
         """The waiting or running request of that id."""
@@ -194,7 +162,7 @@ class Scheduler:
 
     def _fits(self, request: Request, matched: list[int]) -> bool:
         """Whether all that is known fits beside one growing page for each row that runs."""
-        need = self._pages_for(len(request.tokens) + 1) - len(matched) + self.pool.count_idle(matched)
+        need = self.limits.pages(len(request.tokens) + 1) - len(matched) + self.pool.count_idle(matched)
         return need + len(self.running) <= self.pool.available or not self.running
 
     def _admit(self, request: Request, pages: list[int]) -> None:
@@ -291,7 +259,7 @@ class Scheduler:
         return max(0, min(drafts, running.tokens_left - 1, self.limits.max_model_len - upper_len))
 
     def _missing_pages(self, running: Running, known: int, drafts: int) -> int:
-        return max(0, self._pages_for(self._bound(running, known, drafts)) - len(running.pages))
+        return max(0, self.limits.pages(self._bound(running, known, drafts)) - len(running.pages))
 
     def _bound(self, running: Running, known: int, drafts: int) -> int:
         """One past the last position the row can need KV for.
@@ -387,9 +355,6 @@ class Scheduler:
         if drafts:
             running.read = running.upper_len
         return Row(running.request.id, running.slot, known, drafts, emits, bound, params.logprobs, scores, forced)
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.page_size)
 
 
 def _common_pages(a: list[int], b: list[int], most: int, size: int) -> int:

@@ -21,12 +21,13 @@ from overdrive.device.state import SlotState
 from overdrive.device.stream import Stream
 from overdrive.draft import Drafts
 from overdrive.draft.padded import PaddedDrafter, PaddedDrafts, PaddedRoom
+from overdrive.limits import Limits
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
-from overdrive.scheduler import Limits, Scheduler
+from overdrive.scheduler import Scheduler
 from overdrive.types import Step
 from tests.draft.schedules import alike_requests
 from tests.loop.bench import Bench, StopAndGo

@@ -8,13 +8,14 @@ import pytest
 
 from overdrive.commit import Committer
 from overdrive.device.stream import InlineStream
+from overdrive.limits import Limits
 from overdrive.loop import Loop
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.request import Request
-from overdrive.scheduler import Limits, Scheduler
+from overdrive.scheduler import Scheduler
 from overdrive.types import Finish, FinishReason, SamplingParams
 
 from .bench import Bench, RandomDrafts
@@ -97,7 +98,7 @@ def one_random_schedule(rng: random.Random) -> int:
 
     def submit(prompt: list[int]) -> None:
         request = make_request(rng, len(requests), prompt)
-        if b.scheduler._pages_for(request.most_len) <= b.scheduler.pool.usable:
+        if b.scheduler.limits.pages(request.most_len) <= b.scheduler.pool.usable:
             requests.append(request)
             b.scheduler.submit(request)
 

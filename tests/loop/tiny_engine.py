@@ -21,6 +21,7 @@ from overdrive.device.stream import Stream
 from overdrive.draft import Drafter, Room
 from overdrive.grammar.constraint import Constraint, Free
 from overdrive.grammar.sheet import blank_sheet
+from overdrive.limits import Limits
 from overdrive.loop import Loop, Watch
 from overdrive.loop import Runner as LoopRunner
 from overdrive.memory.pages import PagePool
@@ -29,7 +30,7 @@ from overdrive.model.dummy import tiny_transformer
 from overdrive.model.transformer import Transformer
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
-from overdrive.scheduler import Limits, Scheduler
+from overdrive.scheduler import Scheduler
 from overdrive.types import Finish, FinishReason, SamplingParams
 
 from .bench import Bench

@@ -14,9 +14,9 @@ from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.device.sampling import SamplingState
 from overdrive.device.stream import Stream, Wait
 from overdrive.device.verify import Imposed
+from overdrive.limits import Limits
 from overdrive.loop import Runner
 from overdrive.policy.imposed import conditional_rates, parse_survival
-from overdrive.scheduler import Limits
 
 if TYPE_CHECKING:  # drafters run on devices, and these rooms import that one first
     from overdrive.device.cpu.team import Team

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from overdrive.limits import Limits
 from overdrive.loop import Flight, Runner
-from overdrive.scheduler import Limits
 from overdrive.types import Admission, Outcome, PageEntry, Plan, Row, SamplingParams, Step, Why
 
 CYCLE = 8

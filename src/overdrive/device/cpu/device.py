@@ -27,9 +27,9 @@ from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps
 from overdrive.device.stream import InlineStream, Stream, ThreadStream, Wait, synchronize
 from overdrive.draft.room import Room
+from overdrive.limits import Limits
 from overdrive.machine import available_bytes, processor, usable_cores
 from overdrive.model.transformer import Transformer
-from overdrive.scheduler import Limits
 
 Result = TypeVar("Result")
 

@@ -36,10 +36,10 @@ from overdrive.device.stream import InlineStream, Stream, Wait
 from overdrive.draft.forced import ForcedRuns
 from overdrive.draft.padded import PaddedRoom
 from overdrive.grammar.base import mask_words
+from overdrive.limits import Limits
 from overdrive.machine import available_bytes, usable_cores
 from overdrive.model.ops import Attention
 from overdrive.model.transformer import Transformer
-from overdrive.scheduler import Limits
 from overdrive.types import MAX_DRAFTS
 
 ROWS, STEP_TOKENS, CHUNK = 256, 2048, 2048
