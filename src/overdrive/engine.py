@@ -231,7 +231,7 @@ def _build(
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)
     committer = Committer(scheduler, meter.counts, meter.add)
-    watches, walker = (trace.add,) if trace else (), Walker(device.mask_threads)
+    watches, walker = (trace.add,) if trace else (), Walker(device.mask_threads, device.writes_ahead)
     loop = Loop(scheduler, decides, led, committer, device.lookahead, watches, walker)
     info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)
     compiling = open_compiling(tokenizer, info.vocab_size, info.eos_ids)

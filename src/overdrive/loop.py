@@ -212,7 +212,7 @@ class Loop(Generic[F]):
             if flown[row].request.finish is None
         ]
         sheet, begun = self._runner.sheet(flight), time.perf_counter()
-        self._walker.fill(chains, sheet)
+        self._walker.fill(chains, sheet, drafting=flight.step.plan.drafts > 0)
         ended = time.perf_counter()
         self._controller.observe_masks(sum(1 + len(drafts) for _, _, drafts in chains), ended - begun)
         self.times.masked += ended - started

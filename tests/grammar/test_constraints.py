@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from overdrive.grammar.base import GrammarFault, Matcher, all_but, legal, only
+from overdrive.grammar.base import GrammarFault, Matcher, WordEnds, all_but, legal, only
 from overdrive.grammar.constraint import Constrained, Free, Lead, Marker
 from overdrive.grammar.sheet import blank_sheet
 from overdrive.grammar.walker import Walker
 
-from .words import EOS, PIECES, program
+from .words import EOS, PIECES, VOCABULARY, program
 
 WORDS = 2
 GRAMMARS = (
@@ -270,3 +270,27 @@ def test_a_grammar_that_keeps_taking_long_ends_its_request(monkeypatch: pytest.M
         for _ in range(60):
             masks(constraint)
             constraint.accept(7)
+
+
+def test_masks_are_the_same_without_the_runs_that_follow() -> None:
+    sheets = {}
+    for ahead, drafting in ((True, True), (True, False), (False, True)):
+        walker, constraint = Walker(ahead=ahead), made("regex", "(ab|abc)*no?")
+        sheets[ahead, drafting] = sheet = blank_sheet(1, 1, 3, WORDS, (3, 4))
+        walker.fill([(0, constraint, [PIECES.index(b"ab"), PIECES.index(b"no")])], sheet, drafting)
+        walker.close()
+        assert (sheet.forced >= 0).any() == (ahead and drafting)
+    first, *others = sheets.values()
+    for other in others:
+        assert (first.bits == other.bits).all() and (first.index == other.index).all()
+        assert (first.legal == other.legal).all()
+
+
+def test_ends_of_words_are_found_in_masks() -> None:
+    ends, line = WordEnds(VOCABULARY), np.zeros(WORDS, np.int32)
+    assert {PIECES[token] for token in ends.tokens} == {b'"', b'"}', b"}", b"]", b",", b"]}"}
+    for token in ends.tokens.tolist():
+        only([token], line)
+        assert ends.legal(line) == [token]
+    all_but(ends.tokens.tolist(), line)
+    assert ends.legal(line) == []

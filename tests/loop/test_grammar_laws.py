@@ -139,8 +139,8 @@ def masks_are_a_step_old(patch: pytest.MonkeyPatch) -> None:
 def masks_of_drafts_are_one_off(patch: pytest.MonkeyPatch) -> None:
     fill = Walker.fill
 
-    def off(self: Walker, chains, sheet) -> None:
-        fill(self, chains, sheet)
+    def off(self: Walker, chains, sheet, drafting: bool) -> None:
+        fill(self, chains, sheet, drafting)
         sheet.index[:, 1:] = sheet.index[:, :-1].copy()
 
     patch.setattr(Walker, "fill", off)

@@ -67,8 +67,9 @@ class Device(Protocol):
 
     name: of the hardware, by which costs measured on it are told from others. threads: of this process that run
     arithmetic. lookahead: steps that may be launched before the one before them is settled; 1 overlaps the host's work
-    with the device's. mask_threads: that may write grammar masks at once while a step runs. team: the threads of the
-    CPU's kernels, None elsewhere. kv_share: of the free memory, what the KV cache takes when no size is given.
+    with the device's. mask_threads: that may write grammar masks at once while a step runs. writes_ahead: whether what
+    certainly follows comes with the masks, before it is known what is drawn. team: the threads of the CPU's kernels,
+    None elsewhere. kv_share: of the free memory, what the KV cache takes when no size is given.
     """
 
     @property
@@ -85,6 +86,9 @@ class Device(Protocol):
 
     @property
     def mask_threads(self) -> int: ...
+
+    @property
+    def writes_ahead(self) -> bool: ...
 
     @property
     def team(self) -> Team | None: ...

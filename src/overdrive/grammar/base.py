@@ -141,15 +141,22 @@ class Compiler(Protocol):
         ...
 
 
-def word_ends(vocabulary: Vocabulary, most: int = 64) -> NDArray[np.int64]:
+class WordEnds:
     """Tokens that end a string or a number: where a grammar leaves a choice, text goes on without one behind them.
 
     Those with quotes come first, since others do not end a string; of those longer ones, as models prefer them.
     """
-    pieces = vocabulary.pieces[: vocabulary.size]
-    found = [t for t, piece in enumerate(pieces) if t not in vocabulary.special and WORD_END.fullmatch(piece)]
-    found.sort(key=lambda token: (pieces[token][:1] != b'"', -len(pieces[token])))
-    return np.array(found[:most], np.int64)
+
+    def __init__(self, vocabulary: Vocabulary, most: int = 64) -> None:
+        pieces = vocabulary.pieces[: vocabulary.size]
+        found = [t for t, piece in enumerate(pieces) if t not in vocabulary.special and WORD_END.fullmatch(piece)]
+        found.sort(key=lambda token: (pieces[token][:1] != b'"', -len(pieces[token])))
+        self.tokens = np.array(found[:most], np.int64)
+        self._words, self._bits = self.tokens >> 5, (1 << (self.tokens & 31)).astype(np.int32)
+
+    def legal(self, words: Words) -> list[int]:
+        """Those that the mask has."""
+        return self.tokens[(words[self._words] & self._bits) != 0].tolist()
 
 
 def legal(words: Words, token: int) -> bool:

@@ -206,7 +206,7 @@ class Constrained:
             line[:] = -1  # what is drawn behind the end is nobody's
         else:
             self._matcher.fill(line)
-            longest = forced.shape[1]
+            longest = forced.shape[1]  # 0: nobody wants to know
             for number, run in enumerate(self._matcher.branches(line, len(forced)) if longest else ()):
                 forced[number, : len(run)] = run[:longest]
 

@@ -10,15 +10,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import llguidance
 import numpy as np
-from numpy.typing import NDArray
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import GrammarFault, GrammarLimit, Vocabulary, Words, legal, only, word_ends
+from overdrive.grammar.base import GrammarFault, GrammarLimit, Vocabulary, WordEnds, Words, legal, only
 from overdrive.grammar.blame import blame
 from overdrive.grammar.schema import Schema, explain
 from overdrive.grammar.sources import compose, one_line, read_schema, schema_grammar
@@ -49,10 +48,10 @@ class GuidanceMatcher:
         self,
         matcher: llguidance.LLMatcher,
         eos_ids: tuple[int, ...],
-        ends: NDArray[np.int64],
+        ends: WordEnds,
         used_up: Callable[[], bool],
     ) -> None:
-        """ends: `word_ends` of the vocabulary. used_up: whether the lexer has no states left; asked after a fault."""
+        """used_up: whether the lexer has no states left; asked after a fault."""
         self._matcher = matcher
         self._used_up = used_up
         self._eos_ids = eos_ids
@@ -97,15 +96,14 @@ class GuidanceMatcher:
             return []
         if self._matcher.is_stopped():
             return list(self._eos_ids[:1])
-        return self._matcher.compute_ff_tokens()
+        return self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []  # bytes are found sooner
 
     def branches(self, words: Words, most: int) -> list[list[int]]:
         certain = self.forced()
         if certain or self._ended:
             return [certain] if certain else []
         found = []
-        open_ends = self._ends[(words[self._ends >> 5] >> (self._ends & 31) & 1) != 0]
-        for token in open_ends[:most].tolist():
+        for token in self._ends.legal(words)[:most]:
             self.accept(token)
             behind = self.forced()
             self.rollback(1)
@@ -143,7 +141,7 @@ class GuidanceProgram:
     """
 
     def __init__(
-        self, open_matcher: Callable[[], llguidance.LLMatcher], eos_ids: tuple[int, ...], ends: NDArray[np.int64]
+        self, open_matcher: Callable[[], llguidance.LLMatcher], eos_ids: tuple[int, ...], ends: WordEnds
     ) -> None:
         """open_matcher: compiles it."""
         self._open = open_matcher
@@ -183,7 +181,7 @@ class GuidanceCompiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._ends = word_ends(vocabulary)
+        self._ends = WordEnds(vocabulary)
         self._lock = threading.Lock()
         self._opened: list[llguidance.LLTokenizer] = []  # none yet, or the one
 
@@ -283,6 +281,10 @@ def open_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
         raise BadRequest(f"this model's tokenizer cannot be used for constrained answers: {error}") from error
 
 
+MOST_REMEMBERED, SHORT = 4096, 64
+"""Texts whose tokens are remembered, and their most bytes: the same keys are certain again and again."""
+
+
 class _Wrapped:
     """A vocabulary as `llguidance.TokenizerWrapper` has it, attribute by attribute."""
 
@@ -298,10 +300,14 @@ class _Wrapped:
         self._longest = max(map(len, self.tokens), default=1)
         plain = (token for token in range(len(self.tokens) - 1, -1, -1) if token not in vocabulary.special)
         self._ids = {self.tokens[token]: token for token in plain}  # the lowest id of equal ones
+        self._remembered = lru_cache(MOST_REMEMBERED)(self._cut)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Ids whose bytes are those of `text`: the tokenizer's, or, where it changes the text, the longest ones."""
         data = text.encode() if isinstance(text, str) else text
+        return self._remembered(data) if len(data) <= SHORT else self._cut(data)
+
+    def _cut(self, data: bytes) -> list[int]:
         try:
             ids = self._encode(data.decode())
         except UnicodeDecodeError:

@@ -92,6 +92,11 @@ class CpuDevice:
         return 1
 
     @property
+    def writes_ahead(self) -> bool:
+        """Where each step is settled before the next is built, its rows say what follows."""
+        return self.lookahead > 0
+
+    @property
     def steps(self) -> Steps:
         """The bookkeeping around the model."""
         return CpuSteps()

@@ -73,6 +73,11 @@ class CudaDevice:
         return replace(options, scheduler=replace(given, max_rows=rows, max_step_tokens=tokens, chunk=chunk))
 
     @property
+    def writes_ahead(self) -> bool:
+        """What rows say of it does not reach the device."""
+        return True
+
+    @property
     def mask_threads(self) -> int:
         """Half of the processor, which has little else to do while a step runs; eight at most."""
         return max(1, min(8, usable_cores() // 2))
