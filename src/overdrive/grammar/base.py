@@ -161,7 +161,7 @@ class WordEnds:
 
 def legal(words: Words, token: int) -> bool:
     """Whether the mask has the token."""
-    return bool(words[token >> 5] >> (token & 31) & 1)
+    return bool(words.item(token >> 5) >> (token & 31) & 1)
 
 
 def only(tokens: Sequence[int], words: Words) -> None:

@@ -6,6 +6,7 @@ and told as GrammarFault.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import threading
 import time
@@ -67,7 +68,8 @@ class GuidanceMatcher:
             self._check()
             only(self._eos_ids, words)
         else:
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(words.data))  # four times as fast as `words.ctypes`
+            self._matcher.unsafe_compute_mask_ptr(address, words.nbytes)
             self._check()
             ends = [token for token in self._eos_ids if legal(words, token)]
             if ends and not self._matcher.is_accepting():
