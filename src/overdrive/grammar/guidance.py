@@ -27,7 +27,7 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=100_000, max_items_in_row=8_
 """What the matchers of one program may take together, since they share their lexer: about 200 MB where a grammar goes
 as far as that, most take a thousandth; and, by the library's own limits on each step, about 20 ms for a mask."""
 
-RENEWAL_SECONDS = 0.05
+RENEWAL_SECONDS = 0.1
 """A program that took no longer to compile is compiled again in the middle of a step, where its lexer is used up."""
 
 
