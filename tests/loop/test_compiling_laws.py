@@ -14,10 +14,13 @@ from overdrive.device.stream import InlineStream
 from overdrive.engine import Engine, Meter
 from overdrive.engine_process import as_message
 from overdrive.grammar.base import Vetted
-from overdrive.grammar.programs import Programs
+from overdrive.grammar.programs import Programs, Vet
+from overdrive.grammar.vetter import Level
+from overdrive.grammar.vetting import Vetting
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
+from tests.grammar.patients import Patients
 from tests.grammar.words import END_OF_TURN, EOS, compiler
 
 from .tiny_drafters import ngram
@@ -48,17 +51,17 @@ class Gate:
         return compiler()(kind, grammar)
 
 
-def make_engine(gate: Gate, seconds: float = 30.0) -> Engine:
+def make_engine(gate: Gate, seconds: float = 30.0, vet: Vet | None = None) -> Engine:
     bench = tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
     info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
     meter = Meter(DraftCounts(("ngram",), 3))
-    compiling = Compiling(Programs(gate, gate.vet, threads=2, seconds=seconds), (EOS, END_OF_TURN))
+    compiling = Compiling(Programs(gate, vet or gate.vet, threads=2, seconds=seconds), (EOS, END_OF_TURN))
     rest: Any = (NOBODY, lambda: None)
     return Engine(info, bench.scheduler, bench.committer, bench.loop, meter, [], compiling, *rest)
 
 
-def params(source: str = "", most: int = 12) -> SamplingParams:
-    grammar = GrammarSpec("regex", source) if source else None
+def params(source: str = "", most: int = 12, kind: str = "regex") -> SamplingParams:
+    grammar = GrammarSpec(kind, source) if source else None
     return SamplingParams(max_tokens=most, temperature=0.0, grammar=grammar, stop_token_ids=(EOS,))
 
 
@@ -113,6 +116,22 @@ def test_a_request_is_given_up_while_its_grammar_is_compiled() -> None:
     engine.submit("next", (1, 2), params("[0-9]"))
     run(engine, ends)
     assert set(ends) == {"next"}
+
+
+def test_however_many_grammars_never_compile_an_ordinary_request_is_answered() -> None:
+    """And each of the others has a 400."""
+    vetting, ends = Vetting(Patients, (Level(0.02, 2, 0), Level(0.04, 1, 0))), {}
+    engine = make_engine(Gate(), vet=vetting)
+    for number in range(6):
+        engine.submit(f"endless{number}", (1, 2), params(str(number), kind="endless"))
+    engine.submit("ordinary", (1, 2), params("[0-9]{2}"))
+    run(engine, ends, lambda: "ordinary" in ends)
+    assert ends["ordinary"].finish.reason is FinishReason.STOP
+    assert not engine.idle
+    run(engine, ends)
+    assert {end.finish.status for name, end in ends.items() if name != "ordinary"} == {400}
+    assert len(ends) == 7
+    vetting.close()
 
 
 def test_a_grammar_that_takes_too_long_is_a_400() -> None:
