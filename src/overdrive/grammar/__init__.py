@@ -1,8 +1,9 @@
 """Constrained decoding, as far as tokens go: which may come next, for every position of a drafted chain.
 
-Pure: numpy and the grammar library, no device, no requests, no torch. `guidance`, `library_tokens` and `sources` alone know the library (llguidance).
+Pure: numpy and the grammar library, no device, no requests, no torch. `guidance`, `library_tokens` and `sources` alone
+know the library (llguidance).
 
-    spec  --compose-->  grammar text  --Compilers-->  Program  --start-->  Matcher, one for each answer
+    spec  --Vetting: tried elsewhere-->  grammar text  --Programs-->  Program  --start-->  Matcher, one for each answer
     Constraint: a matcher and what stands before it (reasoning that ends with a marker)
     Walker: the masks of a step's constrained rows, along their drafts
 """
