@@ -64,17 +64,17 @@ class Missed:
     def _lags(self, rows: Sequence[Row]) -> np.ndarray:
         """[rows], tokens; none where the row still reads its prompt."""
         self._settle()
-        slots = _of(rows, _SLOT)
+        slots = of_rows(rows, _SLOT)
         self._make_room(slots)
-        return np.minimum(_of(rows, _UPPER_LEN) - _of(rows, _DRAFTS) - self._read[slots], MOST_LAG)
+        return np.minimum(of_rows(rows, _UPPER_LEN) - of_rows(rows, _DRAFTS) - self._read[slots], MOST_LAG)
 
     def _settle(self) -> None:
         """Take in the newest step in which rows drafted."""
         if self._drafted is not None:
             rows = [row for row in self._drafted.rows if row.drafts]
-            slots = _of(rows, _SLOT)
+            slots = of_rows(rows, _SLOT)
             self._make_room(slots)
-            self._read[slots] = _of(rows, _UPPER_LEN)
+            self._read[slots] = of_rows(rows, _UPPER_LEN)
             self._drafted = None
         self._enter_admitted()
 
@@ -121,6 +121,6 @@ class CatchUp:
 _SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))
 
 
-def _of(rows: Sequence[Row], field: attrgetter) -> np.ndarray:
+def of_rows(rows: Sequence[Row], field: attrgetter) -> np.ndarray:
     """[rows] int64, a field of every row."""
     return np.fromiter(map(field, rows), np.int64, len(rows))

@@ -16,13 +16,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
-
-from overdrive.policy.catching_up import CatchUp
+from overdrive.policy.catching_up import CatchUp, of_rows
 from overdrive.policy.controller import Beliefs, Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
-from overdrive.types import Outcome, Plan, Row, Step, Why
+from overdrive.policy.lessons import Lessons
+from overdrive.types import Outcome, Plan, Step, Why
 
 PROBE_BUDGET = 0.0065
 """Share of the tokens that trying a larger K may cost."""
@@ -48,13 +47,6 @@ PACE_STEPS = 200
 MOST_PACE = 4.0
 """Where nearly all steps hold prompts, decoding beside them is almost free and drafts almost never pay by throughput
 alone; a row that decodes there still shall not wait for ever."""
-
-LEARNT_ROWS = 48
-"""Most rows of a step to learn acceptance from; the others' turn comes in the next steps."""
-
-STEPS_A_LESSON = 4
-"""Settled steps that acceptance is learnt from together: the numbers of one cost as much as those of four, and where no
-device hides the host's time it is everybody's."""
 
 STEPS_A_CORRECTION = 8
 """One in so many steps corrects the cost table."""
@@ -94,10 +86,11 @@ class Gearbox(Controller):
         self._evidence = [0.0] * len(self._ks)  # seconds each candidate would have saved since it looked better
         self._credit = 0.0  # share of a step's tokens that the next probe may cost
         self._lucky = False
-        self._acceptance = _Acceptance(estimator)
+        self._lessons = Lessons(estimator)
         self._pace = _Pace()
         self._catch_up = CatchUp(costs)
         self._weighed = _Weighed([], LoadView(0, 0, 0), 0.0, [], 0.0)
+        self._plan: Plan | None = None  # of the current K, as long as what was weighed holds
 
     @property
     def plans(self) -> Sequence[int]:
@@ -112,11 +105,15 @@ class Gearbox(Controller):
         chosen = probe or prospects[self._current]
         alone = self.costs.step(view.prefill_tokens, 0) if view.prefill_tokens else 0.0
         self._pace.add(view.decode_rows, chosen, pace, alone)
-        return _explained("probe" if probe else "gear", chosen, prospects, view.decode_rows)
+        if probe:
+            return _explained("probe", probe, prospects, view.decode_rows)
+        if self._plan is None:
+            self._plan = _explained("gear", chosen, prospects, view.decode_rows)
+        return self._plan
 
     def observe(self, step: Step, outcome: Outcome) -> None:
         """Learn acceptance and costs. Slots are known by the admissions that steps carry."""
-        self._acceptance.observe(step, outcome)
+        self._lessons.observe(step, outcome)
         if step.plan.why.rule == "probe":
             self._judge(step, outcome)
         rows, drafts = len(step.rows), step.plan.drafts if any(map(_DRAFTS, step.rows)) else 0
@@ -138,9 +135,9 @@ class Gearbox(Controller):
 
     def _judge(self, step: Step, outcome: Outcome) -> None:
         """Probes that have been right more often than chance explains well lend for the next one."""
-        self._acceptance.learn()
+        self._lessons.learn()
         rows = [at for at, row in enumerate(step.rows) if row.drafts]
-        self._lucky = self.estimator.luck(_of([step.rows[at] for at in rows], _SLOT), outcome.sources[rows]) > LUCK
+        self._lucky = self.estimator.luck(of_rows([step.rows[at] for at in rows], _SLOT), outcome.sources[rows]) > LUCK
 
     def prospects(self, view: LoadView) -> list[Prospect]:
         """Every candidate for a step of that load, K = 0 first, as it would be weighed now. Nothing is decided."""
@@ -156,7 +153,7 @@ class Gearbox(Controller):
 
         Steps follow each other that differ in nothing but a little context: what was weighed holds until more does.
         """
-        survival, ratio = self._acceptance.survival(view), self._pace.ratio
+        survival, ratio = self._lessons.survival(view), self._pace.ratio
         load = replace(view, context_tokens=about(view.context_tokens))
         if survival is not self._weighed.survival or load != self._weighed.load or ratio != self._weighed.ratio:
             found = self._candidates(load, survival)
@@ -167,6 +164,7 @@ class Gearbox(Controller):
                 for k, (asked, tokens, _, seconds) in zip(self._ks, found, strict=True)
             ]
             self._weighed = _Weighed(survival, load, ratio, prospects, pace)
+            self._plan = None
         return self._weighed.prospects, self._weighed.pace
 
     def _candidates(self, view: LoadView, survival: Sequence[float]) -> list[tuple[int, float, float, float]]:
@@ -216,6 +214,7 @@ class Gearbox(Controller):
             self._current = exceeding.index(most)
             self._evidence = [0.0] * len(self._ks)
             self._credit, self._lucky = 0.0, False
+            self._plan = None
             self.switches += 1
 
     def _seconds_to_change(self, now: Prospect, other: Prospect, rows: int) -> float:
@@ -301,70 +300,6 @@ def _explained(rule: str, chosen: Prospect, prospects: Sequence[Prospect], rows:
     return Plan(chosen.drafts, why, chosen.rows if 0 < chosen.rows < rows else -1)
 
 
-class _Acceptance:
-    """The estimator's view of settled steps, some of them at a time, at a bounded cost however many rows they have."""
-
-    def __init__(self, estimator: AcceptanceEstimator) -> None:
-        self._estimator = estimator
-        self._survival: list[float] | None = None
-        self._shares = (0.0, 0.0, 0.0)  # sampled, masked, both
-        self._waiting: list[tuple[Step, Outcome]] = []  # settled, and not learnt from
-
-    def survival(self, view: LoadView) -> list[float]:
-        """[max_drafts]."""
-        rows, sampled, masked, both = view.decode_rows, view.sampled_rows, view.masked_rows, view.masked_sampled
-        shares = (sampled / rows, masked / rows, both / rows)
-        if self._survival is None or shares != self._shares:
-            self._survival = self._estimator.survival(sampled, rows - sampled, both, masked - both).tolist()
-            self._shares = shares
-        return self._survival
-
-    def observe(self, step: Step, outcome: Outcome) -> None:
-        """A step has settled. Slots change hands with admissions: what came before is learnt first."""
-        if step.admissions:
-            self.learn()
-            for admission in step.admissions:
-                params = admission.params
-                self._estimator.admit(admission.slot, params.temperature > 0, params.grammar is not None)
-        self._waiting.append((step, outcome))
-        if len(self._waiting) >= STEPS_A_LESSON:
-            self.learn()
-
-    def learn(self) -> None:
-        """From all steps that wait for it."""
-        if not self._waiting:
-            return
-        rows, counts, sources = _learnt(self._waiting)
-        self._waiting.clear()
-        slots, asked = _of(rows, _SLOT), _of(rows, _DRAFTS)
-        emitting = counts > 0
-        if not emitting.all():
-            slots, asked, sources, counts = slots[emitting], asked[emitting], sources[emitting], counts[emitting]
-        self._estimator.observe(slots, sources, asked, counts - 1)
-        self._survival = None
-
-
-def _learnt(steps: Sequence[tuple[Step, Outcome]]) -> tuple[list[Row], np.ndarray, np.ndarray]:
-    """Rows to learn from with their counts and sources: in turn where they are many, all where few of many draft; of
-    steps without drafts, the last one's."""
-    rows: list[Row] = []
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    for step, outcome in steps:
-        if not step.plan.drafts and step is not steps[-1][0]:
-            continue
-        if step.plan.most_rows >= 0:
-            few = [at for at, row in enumerate(step.rows) if row.drafts]
-            rows += [step.rows[at] for at in few]
-            found.append((outcome.counts[few], outcome.sources[few]))
-        else:
-            stride = -(-len(step.rows) // LEARNT_ROWS) or 1
-            turn = slice(step.number % stride, None, stride)
-            rows += step.rows[turn]
-            found.append((outcome.counts[turn], outcome.sources[turn]))
-    counts, sources = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return rows, counts, sources
-
-
 class _Pace:
     """How much cheaper a decoded token is lately than in steps without prompts: 1 where there are none.
 
@@ -390,8 +325,3 @@ class _Pace:
 
 _SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))
 _VALUE = attrgetter("value")
-
-
-def _of(rows: Sequence[Row], field: attrgetter) -> np.ndarray:
-    """[rows] int64, a field of every row."""
-    return np.fromiter(map(field, rows), np.int64, len(rows))
