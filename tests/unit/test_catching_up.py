@@ -49,8 +49,8 @@ def test_catching_up_is_priced_by_what_it_took() -> None:
     catch_up = CatchUp(costs)
     for number in range(1, 40):
         plain = step(2 * number, {0: 0, 1: 0}, 50 * number + 20, admitted=(0, 1) if number == 1 else ())
-        catch_up.settle(plain, 0, 0.0, False)
+        catch_up.settle(plain, 0, 0.0)
         late = step(2 * number + 1, {0: 1, 1: 1}, 50 * number + 30)
-        catch_up.settle(late, 2, costs.draft(1, 2) + 3 * costs.catch_up(Missed.before(catch_up._missed, late)), False)
-    catch_up.settle(step(100, {0: 0, 1: 0}, 2100), 0, 0.0, False)
+        catch_up.settle(late, 2, costs.draft(1, 2) + 3 * costs.catch_up(Missed.before(catch_up._missed, late)))
+    catch_up.settle(step(100, {0: 0, 1: 0}, 2100), 0, 0.0)
     assert 2 * costs.catch_up(200) < catch_up.seconds(2) < 4 * costs.catch_up(400)

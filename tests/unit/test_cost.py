@@ -74,7 +74,7 @@ def test_steps_that_take_longer_correct_their_cell_most_and_a_hiccup_hardly_anyt
     table, before = staircase(), staircase()
     table.correct(64, 0, 60.0)
     assert table.step(64, 0) < 1.02 * before.step(64, 0)
-    for _ in range(400):
+    for _ in range(800):
         table.correct(64, 0, 1.2 * before.step(64, 0))
     off = {n: table.step(n, 0) / before.step(n, 0) for n in (64, 512, 2048)}
     assert off[64] == pytest.approx(1.2, abs=0.01)

@@ -103,19 +103,17 @@ class CatchUp:
         """Expected where so many rows draft in the next step, those that lack least."""
         return self._slowness * self._costs.catch_up(self._missed.tokens(rows))
 
-    def settle(self, step: Step, drafting: int, seconds: float, correct: bool) -> None:
-        """A step has settled in which so many rows drafted, in so many seconds.
-
-        correct: drafting without anything to catch up on is to be learnt from too.
-        """
+    def settle(self, step: Step, drafting: int, seconds: float) -> bool:
+        """A step has settled in which so many rows drafted, in so many seconds. Whether they had to catch up."""
+        behind = False
         if drafting and seconds > 0:
             lacked = self._costs.catch_up(self._missed.before(step))
-            if lacked:
+            behind = lacked > 0
+            if behind:
                 extra = max(0.0, seconds - self._costs.draft(step.plan.drafts, drafting))
                 self._slowness += (min(extra / lacked, 10.0) - self._slowness) / 4
-            elif correct:
-                self._costs.correct_draft(step.plan.drafts, drafting, seconds)
         self._missed.follow(step, drafting > 0, step.plan.most_rows < 0)
+        return behind
 
 
 _SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))

@@ -15,11 +15,12 @@ import numpy as np
 
 from overdrive.errors import OverdriveError
 
-RATE = 1 / 64
+RATE = 1 / 128
 """Share of a measured deviation that one step corrects."""
 
+MASK_RATE = 1 / 64
 BETWEEN_RATE = 1 / 16
-"""Share of a deviation of the host's time that one step corrects: it follows the load."""
+"""The same of the host's time, for masks and between two steps, which follows the load."""
 
 SHARED = 0.5
 """Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. The
@@ -64,12 +65,12 @@ class Surface:
         low, high = self._column[i], self._column[min(i + 1, len(self._column) - 1)]
         return low + share * (high - low) + max(0.0, first - self.first[-1]) * self._first_slope
 
-    def correct(self, first: float, second: float, ratio: float) -> None:
-        """Measured / expected seconds at a point were `ratio`."""
+    def correct(self, first: float, second: float, ratio: float, steps: int) -> None:
+        """Measured / expected seconds at a point were `ratio` in so many steps."""
         i, j = (min(bisect_left(axis, x), len(axis) - 1) for axis, x in ((self.first, first), (self.second, second)))
         n, m = self.measured.shape
         distance = np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
-        step = RATE * min(max(log(ratio), -MOST_OFF), MOST_OFF)
+        step = RATE * steps * min(max(log(ratio), -MOST_OFF), MOST_OFF)
         self._log += step * (SHARED + (1 - SHARED) * 0.5**distance)
         self._settle()
 
@@ -204,17 +205,18 @@ class CostTable:
         """Seconds that a step of `step` seconds waits for so many masks, built while it runs or behind it."""
         return max(0.0, masks * self._mask - (step if self.overlapped else 0.0))
 
-    def correct(self, tokens: int, context: int, seconds: float) -> None:
-        """A step without prompts took so long: its cell is corrected slowly, its neighbours and the rest less."""
+    def correct(self, tokens: int, context: int, seconds: float, steps: int = 1) -> None:
+        """So many steps without prompts took so long each: their cell is corrected slowly, its neighbours and the rest
+        less."""
         expected = self.step(tokens, context)
         if seconds > 0 and expected > 0:
-            self.steps.correct(tokens, context, seconds / expected)
+            self.steps.correct(tokens, context, seconds / expected, steps)
 
-    def correct_draft(self, k: int, rows: int, seconds: float) -> None:
-        """Drafting without anything to catch up took so long."""
+    def correct_draft(self, k: int, rows: int, seconds: float, steps: int = 1) -> None:
+        """Drafting without anything to catch up took so long, in so many steps each."""
         expected = self.draft(k, rows)
         if seconds > 0 and expected > 0:
-            self.drafts.correct(k, self._padded_rows(k, rows), seconds / expected)
+            self.drafts.correct(k, self._padded_rows(k, rows), seconds / expected, steps)
             self._drafting.clear()
 
     def correct_between(self, seconds: float) -> None:
@@ -225,7 +227,7 @@ class CostTable:
         """Building so many masks took so long."""
         if masks and seconds > 0:
             found = seconds / masks
-            self._mask += RATE * (found - self._mask) if self._mask else found
+            self._mask += MASK_RATE * (found - self._mask) if self._mask else found
 
     def as_run(self, row_sizes: Mapping[int, Sequence[int]], overlapped: bool) -> CostTable:
         """The same costs, uncorrected, where steps are padded and overlapped so."""

@@ -21,6 +21,7 @@ from overdrive.policy.controller import Beliefs, Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.lessons import Lessons
+from overdrive.policy.timing import Timing
 from overdrive.types import Outcome, Plan, Step, Why
 
 PROBE_BUDGET = 0.0065
@@ -47,9 +48,6 @@ PACE_STEPS = 200
 MOST_PACE = 4.0
 """Where nearly all steps hold prompts, decoding beside them is almost free and drafts almost never pay by throughput
 alone; a row that decodes there still shall not wait for ever."""
-
-STEPS_A_CORRECTION = 8
-"""One in so many steps corrects the cost table."""
 
 
 class Prospect(NamedTuple):
@@ -89,6 +87,7 @@ class Gearbox(Controller):
         self._lessons = Lessons(estimator)
         self._pace = _Pace()
         self._catch_up = CatchUp(costs)
+        self._timing = Timing(costs)
         self._weighed = _Weighed([], LoadView(0, 0, 0), 0.0, [], 0.0)
         self._plan: Plan | None = None  # of the current K, as long as what was weighed holds
 
@@ -120,14 +119,11 @@ class Gearbox(Controller):
         plain = rows > 0 and step.rows[-1].known == 1  # prompts come last
         if plain and not step.masked and any(outcome.seconds):  # masks are counted for themselves
             self.costs.correct_between(outcome.between)
-        correct = plain and step.number % STEPS_A_CORRECTION == 0
-        if correct:
-            asked = sum(map(_DRAFTS, step.rows)) if drafts else 0
-            fed = self.costs.fed(rows, drafts, asked, 0)
-            context = about(sum(map(_UPPER_LEN, step.rows)) - asked)
-            self.costs.correct(fed, context, sum(outcome.seconds[1:]))
-        drafting = (rows if step.plan.most_rows < 0 else min(step.plan.most_rows, rows)) if drafts else 0
-        self._catch_up.settle(step, drafting, outcome.seconds[0] if plain else 0.0, correct)
+        few = step.plan.most_rows >= 0
+        drafting = (min(step.plan.most_rows, rows) if few else rows) if drafts else 0
+        behind = self._catch_up.settle(step, drafting, outcome.seconds[0] if plain else 0.0)
+        if plain and not few:
+            self._timing.add(step, outcome, drafts, behind)
 
     def observe_masks(self, masks: int, seconds: float) -> None:
         """Learn what a mask costs."""
@@ -323,5 +319,5 @@ class _Pace:
         self._worth = self._worth * keep + worth / rows
 
 
-_SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))
+_SLOT, _DRAFTS = (attrgetter(name) for name in ("slot", "drafts"))
 _VALUE = attrgetter("value")
