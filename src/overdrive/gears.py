@@ -5,9 +5,11 @@ Knows options, a device's runner and where costs are kept; must never know reque
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -64,11 +66,16 @@ class Site:
             "graphs": str(options.device.graphs),
             "model": f"{self.loaded.config.architecture}, {shape}, {fingerprint(target.final_norm)[:16]}",
             "precision": f"{options.model.precision}, deterministic {options.model.deterministic}",
-            "drafter": f"{self.choice.name} {self.choice.model}".strip(),
+            "drafter": f"{self.choice.name} {_named(self.choice.model)}".strip(),
             "plans": ",".join(map(str, plans)),
             "limits": str(self.limits),
             "sizes": str(self.sizes),
         }
+
+
+def _named(folder: str) -> str:
+    """A folder by its name and a digest of its whole path, which is not for clients, who are told the key."""
+    return f"{Path(folder).name} {hashlib.blake2b(folder.encode(), digest_size=4).hexdigest()}" if folder else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from overdrive.config import ModelOptions
 from overdrive.draft.eagle3.shipped import HEADS, find_head, fingerprint
 from overdrive.engine import _name_of
 from overdrive.errors import OverdriveError
+from overdrive.gears import _named
 from overdrive.model.dummy import tiny_config, tiny_transformer
 from overdrive.model.weights import load
 from tests.model.gguf_writing import write_gguf
@@ -74,3 +75,9 @@ def test_a_head_is_told_by_its_name_and_never_by_a_folder_of_this_machine(tmp_pa
     assert _name_of(str(tmp_path / "mine"), str(tmp_path / "mine")) == "mine"
     assert _name_of(str(tmp_path / "snapshots" / "0123"), "owner/head") == "owner/head"
     assert (_name_of("dummy", "dummy"), _name_of("", "")) == ("dummy", "")
+
+
+def test_what_costs_are_kept_by_tells_heads_apart_and_no_folders(tmp_path: Path) -> None:
+    mine, theirs = (_named(str(tmp_path / whose / "head")) for whose in ("mine", "theirs"))
+    assert mine.startswith("head ") and mine != theirs
+    assert "/" not in mine and _named("") == ""
