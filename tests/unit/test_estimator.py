@@ -58,6 +58,18 @@ def test_survival_is_a_share_that_never_rises(seen, sampled: set[int], sampled_r
         assert (np.diff(survival) <= 0).all()
 
 
+@pytest.mark.parametrize("share", [0, 1])
+def test_however_long_all_drafts_were_right_or_wrong_a_change_is_seen(share: int) -> None:
+    """No number of drafts makes a certainty: its odds would be infinite, and what follows from them no number."""
+    e, slots = estimator(), np.zeros(100, np.int64)
+    for right in (share, 1 - share, share):
+        for _ in range(600):
+            e.observe(slots, slots, slots + MOST, slots + MOST * right)
+        survival = e.survival(0, 1)
+        assert (survival > 0).all() and (survival < 1).all()
+        assert (survival[0] > 0.9) == bool(right)
+
+
 def test_what_was_seen_comes_back_and_is_calibrated() -> None:
     rates = [0.8, 0.6, 0.9, 0.3, 0.5]
     rounds = Rounds(estimator())

@@ -138,7 +138,7 @@ class AcceptanceEstimator:
         beyond = depths.reshape(3, many, size)[..., :0:-1].cumsum(axis=2)[..., ::-1]  # rounds deeper than a position
         self._lengthen(beyond[0], beyond[1])
         self._first = self._first * 0.5 ** (beyond[0, :, 0] / HALF_LIFE) + beyond[:2, :, 0]
-        rate = (self._first[1] / self._first[0])[:, None]
+        rate = np.clip(self._first[1] / self._first[0], 1e-6, 1 - 1e-6)[:, None]  # never so sure that nothing is left
         refused = beyond[0] - beyond[1]
         new = np.array([beyond[1], refused, beyond[0] * rate, beyond[0] * (1 - rate)])
         new[:, :, 0] = 0.0
@@ -150,9 +150,15 @@ class AcceptanceEstimator:
         came = np.array([asked_at, beyond[1].sum(axis=0), asked_at * self._predicted])
         self._checked = self._checked * forgotten + came
 
+    @property
+    def _level(self) -> np.ndarray:
+        """[groups], chance of a first draft to be right; of thousands that all were, it would be 1, whose odds are
+        infinite."""
+        return np.clip(self._first[1] / self._first[0], 0.001, 0.999)
+
     def _believe(self) -> None:
         """Rates from counts."""
-        rate = np.clip(self._first[1] / self._first[0], 0.001, 0.999)
+        rate = self._level
         odds = (rate / (1 - rate))[:, None] * _factors(self._behind, PRIOR_WEIGHT)
         self._rates = np.clip(odds / (1 + odds), 0.001, 0.999)
         self._expected[:, 1:] = self._rates.cumsum(axis=1)
@@ -178,7 +184,7 @@ class AcceptanceEstimator:
         seen, right, expected = self._runs[self._unlike[:, group].argmax(), :, group]
         believed = expected / seen
         now = (right + RUN_WEIGHT * believed) / (seen + RUN_WEIGHT)
-        rate = self._first[1, group] / self._first[0, group]
+        rate = self._level[group]
         odds = rate / (1 - rate) * now / (1 - now) * (1 - believed) / believed
         self._first[:, group] = FRESH_WEIGHT, FRESH_WEIGHT * odds / (1 + odds)
         self._runs[..., group] = self._unlike[:, group] = 0.0
