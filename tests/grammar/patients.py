@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from itertools import count
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import numpy as np
 
 
 class Patients:
-    """Kinds: endless, growing, crashing, panicking, and any other, which is fine."""
+    """Kinds: endless, growing, crashing, panicking, stopped, and any other, which is fine."""
 
     def compose(self, kind: str, source: str) -> str:
         return source.upper()
@@ -23,6 +24,8 @@ class Patients:
             return [np.empty(64 << 20, np.uint8) for _ in count()]
         if kind == "crashing":
             os.abort()
+        if kind == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if kind == "panicking":
             raise BaseException("index out of bounds")
         return SimpleNamespace(spent=False)

@@ -107,6 +107,34 @@ def test_a_vetter_that_dies_is_followed_by_another() -> None:
     assert gone(pid)
 
 
+def test_a_child_that_is_stopped_keeps_no_place(vetting: Vetting) -> None:
+    stopped = [vetting("stopped", str(number), 0.05) for number in range(LEVELS[0].children)]
+    assert vetting("fine", "a", SECONDS).result(SECONDS).grammar == "A"
+    assert all(isinstance(one.exception(SECONDS), NotNow) for one in stopped)
+
+
+def test_a_vetter_that_is_stopped_is_followed_by_another() -> None:
+    vetting = Vetting(Patients, LEVELS, patience=0.01)
+    assert vetting("fine", "a", SECONDS).result(SECONDS)
+    pid = vetting.pid
+    os.kill(pid, signal.SIGSTOP)
+    assert isinstance(vetting("fine", "b", 0.01).exception(SECONDS), NotNow)
+    assert gone(pid)
+    assert vetting("fine", "b", SECONDS).result(SECONDS).grammar == "B"
+    vetting.close()
+
+
+def test_a_vetter_that_is_stopped_can_be_closed() -> None:
+    """Also while something is being sent that the pipe has no room for."""
+    vetting = Vetting(Patients, LEVELS)
+    assert vetting("fine", "a", SECONDS).result(SECONDS)
+    pid = vetting.pid
+    os.kill(pid, signal.SIGSTOP)
+    vetting("fine", "b" * (4 << 20), SECONDS)
+    vetting.close()
+    assert gone(pid)
+
+
 SCRIPT = """
 import sys, time
 from overdrive.grammar.vetter import Level

@@ -134,10 +134,10 @@ def test_however_many_grammars_never_compile_an_ordinary_request_is_answered() -
     vetting.close()
 
 
-def test_a_grammar_that_takes_too_long_is_a_400() -> None:
+def test_a_grammar_whose_turn_comes_too_late_is_no_fault_of_its_own() -> None:
     gate, ends = Gate(), {}
     engine = make_engine(gate, seconds=0.0)
     engine.submit("late", (1, 2), params("w[0-9]"))
     run(engine, ends)
-    assert ends["late"].finish.status == 400
+    assert ends["late"].finish.status == 503
     gate.open.set()

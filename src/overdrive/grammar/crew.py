@@ -35,9 +35,16 @@ class Crew:
                 future.cancel()
                 return
             self._asked.append((future, work))
-            if self._threads < self._most:
-                self._threads += 1
+            if self._threads == self._most:
+                return
+            try:
                 start_deep(self._run)
+            except RuntimeError as error:  # the system has no thread to give
+                if not self._threads:  # nobody will take it
+                    self._asked.pop()
+                    future.set_exception(error)
+                return
+            self._threads += 1
 
     def _run(self) -> None:
         with suppress(AttributeError, OSError):

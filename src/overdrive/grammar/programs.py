@@ -52,9 +52,9 @@ class Ticket:
         return self.compiled.done() or time.monotonic() > self._deadline
 
     def program(self) -> Program:
-        """The program. Raises BadRequest, naming what is wrong with its source, or that it took too long."""
+        """The program. Raises BadRequest, naming what is wrong with its source; NotNow where its turn came too late."""
         if not self.compiled.done():
-            raise BadRequest(f"the grammar was not compiled within {self._seconds:g} seconds")
+            raise NotNow(f"the grammar was not compiled within {self._seconds:g} seconds: there are too many at once")
         error = self.compiled.exception()
         if error is None or isinstance(error, BadRequest):
             return self.compiled.result()

@@ -54,6 +54,9 @@ TOO_LATE = "the grammar's turn to be compiled did not come in time: there are to
 
 LOST = "the grammar could not be compiled: the process that tried it ended"
 
+LOOK_SECONDS = 1.0
+"""From one look for jobs that are too late to the next."""
+
 
 @dataclass(slots=True)
 class Job:
@@ -84,12 +87,14 @@ class Vetter:
         self._waiting: tuple[deque[Job], ...] = tuple(deque() for _ in levels)
         self._running: dict[Connection, tuple[Child, Job]] = {}
         self._spare: list[Child] = []  # none, or one: forking takes longer than what most grammars take
+        self._looked = 0.0
 
     def run(self) -> None:
         try:
             while True:
                 self._start_children()
-                ready = wait([self._asks, *self._running])
+                ready = wait([self._asks, *self._running], LOOK_SECONDS)
+                self._look(time.monotonic())
                 for pipe in [pipe for pipe in self._running if pipe in ready]:
                     self._ended(*self._running.pop(pipe))
                 if self._asks in ready:
@@ -112,14 +117,41 @@ class Vetter:
             with suppress(OSError):
                 self._spare.append(self._fork())
 
+    def _look(self, now: float) -> None:
+        """Give up what is too late by now: jobs whose turn never came, and children whose alarm does not end them,
+        since somebody has stopped them."""
+        if now < self._looked + LOOK_SECONDS:
+            return
+        self._looked = now
+        for waiting in self._waiting:
+            for job in [job for job in waiting if now > job.until]:
+                waiting.remove(job)
+                self._answer(job, NotNow(TOO_LATE))
+        for child, job in self._running.values():
+            if now > job.until + LOOK_SECONDS:
+                os.kill(child.pid, signal.SIGKILL)
+
     def _start(self, job: Job) -> bool:
         if time.monotonic() > job.until:
             self._answer(job, NotNow(TOO_LATE))
             return False
-        child = self._spare.pop() if self._spare else self._fork()
-        child.pipe.send((job, self._levels[job.level]))
+        child = self._given(self._spare.pop(), job) if self._spare else None
+        child = child or self._given(self._fork(), job)
+        if child is None:
+            self._answer(job, NotNow(LOST))
+            return False
         self._running[child.pipe] = child, job
         return True
+
+    def _given(self, child: Child, job: Job) -> Child | None:
+        """The child, at the job; None where it has died while it waited for one."""
+        try:
+            child.pipe.send((job, self._levels[job.level]))
+        except ConnectionError:
+            child.pipe.close()
+            os.waitpid(child.pid, 0)
+            return None
+        return child
 
     def _fork(self) -> Child:
         ours, theirs = Pipe()
@@ -150,7 +182,7 @@ class Vetter:
         elif by in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):  # the library aborts where it gets no memory
             self._answer(job, BadRequest(TOO_LARGE))
         else:
-            self._answer(job, NotNow(TOO_LATE if by == signal.SIGALRM else LOST))
+            self._answer(job, NotNow(TOO_LATE if by == signal.SIGALRM or time.monotonic() > job.until else LOST))
 
     def _answer(self, job: Job, verdict: Vetted | BadRequest) -> None:
         self._asks.send((job.number, verdict))

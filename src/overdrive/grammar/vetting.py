@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -24,17 +26,34 @@ MAIN = "import sys; sys.path[:] = {!r}; from overdrive.grammar.vetter import ser
 
 END_SECONDS = 5.0
 
+STUCK_SECONDS = 60.0
+"""Beyond a grammar's time, without a word on anything: the process is not slow, or still starting. It was stopped."""
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A grammar without a verdict. until: by time.monotonic."""
+
+    verdict: Future[Vetted]
+    until: float
+
 
 class Vetting:
     """Owns the process. `__call__` may be called by any thread."""
 
-    def __init__(self, make: Callable[[], Compiler], levels: Sequence[Level] = LEVELS) -> None:
-        """make: makes the compiler over there, so it must be something that can be pickled."""
+    def __init__(
+        self, make: Callable[[], Compiler], levels: Sequence[Level] = LEVELS, patience: float = STUCK_SECONDS
+    ) -> None:
+        """make: makes the compiler over there, so it must be something that can be pickled. patience: seconds that a
+        verdict may be late before the process is ended, and followed by another."""
         self._make = make
         self._levels = levels
+        self._patience = patience
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="vetting")
         self._lock = threading.Lock()
-        self._asked: dict[int, Future[Vetted]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._asks = 0
         self._living: list[tuple[subprocess.Popen[bytes], Connection]] = []  # none, or the one
 
@@ -45,7 +64,7 @@ class Vetting:
         with self._lock:
             self._asks += 1
             number = self._asks
-            self._asked[number] = future
+            self._asked[number] = _Asked(future, time.monotonic() + seconds)
         self._sender.submit(self._send, number, (kind, source, seconds))
         return future
 
@@ -84,7 +103,10 @@ class Vetting:
     def _read(self, process: subprocess.Popen[bytes], pipe: Connection) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._settle(*pipe.recv())
+                if pipe.poll(LOOK_SECONDS):
+                    self._settle(*pipe.recv())
+                elif self._stuck():
+                    break
         with self._lock:
             self._living.clear()
             lost = list(self._asked)
@@ -93,19 +115,28 @@ class Vetting:
         _end(process)
         pipe.close()
 
+    def _stuck(self) -> bool:
+        with self._lock:
+            return any(time.monotonic() > asked.until + self._patience for asked in self._asked.values())
+
     def _settle(self, number: int, verdict: Vetted | Exception) -> None:
         with self._lock:
-            future = self._asked.pop(number, None)
-        if future is None:
+            asked = self._asked.pop(number, None)
+        if asked is None:
             return
         if isinstance(verdict, Exception):
-            future.set_exception(verdict)
+            asked.verdict.set_exception(verdict)
         else:
-            future.set_result(verdict)
+            asked.verdict.set_result(verdict)
 
     def close(self) -> None:
         """Try nothing more, and end the process and its children."""
-        self._sender.shutdown(wait=True, cancel_futures=True)
+        self._sender.shutdown(wait=False, cancel_futures=True)
+        self._end_living()  # which what is being sent may wait for
+        self._sender.shutdown(wait=True)
+        self._end_living()  # one that was just started
+
+    def _end_living(self) -> None:
         with self._lock:
             living = list(self._living)
         for process, _ in living:
