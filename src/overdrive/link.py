@@ -202,6 +202,7 @@ class EngineClient:
         self.failure = self.failure or reason
         if not self._info.done():
             self._info.set_exception(OverdriveError(self.failure))
+            self._info.exception()  # else asyncio complains where nobody waits for the start any more
         for request_id in list(self._replies):
             self._deliver(Tokens(request_id, finish=FinishReason.ERROR, error=self.failure))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -164,3 +165,24 @@ def test_logprobs_of_arrays_are_cut_to_count():
         top=np.array([[-1.0, -1.5], [-0.5, -1.0]], np.float32),
     )
     assert Logprobs.of(arrays, 1) == Logprobs([-1.0], [1], [[3, 4]], [[-1.0, -1.5]])
+
+
+def test_an_engine_that_nobody_waits_for_any_more_ends_in_silence(address) -> None:
+    """As when a server is told to end while its model loads: asyncio has nothing to complain about."""
+    complaints = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        client = EngineClient(address)
+        client.fail("the engine was stopped")
+        client.close()
+        with pytest.raises(OverdriveError, match="was stopped"):
+            await client.ready()
+        other = EngineClient(address + "2")
+        other.fail("the engine was stopped")
+        other.close()
+        del other
+        gc.collect()
+
+    asyncio.run(main())
+    assert not complaints

@@ -239,7 +239,10 @@ def serve(descriptor: int) -> None:
     """The vetter's main function. descriptor: of its end of a pipe, on which the compiler's maker comes first."""
     asks = Connection(descriptor)
     make: Callable[[], Compiler]
-    make, levels = asks.recv()
+    try:
+        make, levels = asks.recv()
+    except (EOFError, OSError):  # the engine is gone already
+        return
     compiler = make()
     with suppress(BadRequest):  # has the vocabulary read once, and not by every child
         compiler.build("regex", "a", compiler.compose("regex", "a"))
