@@ -44,6 +44,8 @@ class RemoteSpeaker:
 
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         base = url.rstrip("/").removesuffix("/v1")
+        if "://" not in base:
+            base = f"http://{base}"
         self._errors: type[Exception] = httpx.HTTPError
         self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
         self._settings = settings

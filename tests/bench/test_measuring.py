@@ -297,10 +297,10 @@ def test_a_run_without_a_terminal_of_its_own_is_a_value(odd):
 def test_a_sweep_says_how_much_it_will_be_before_it_begins(tmp_path, fake, capsys):
     run(tmp_path / "out.jsonl", fake.url, "--arm", "a={}", "--arm", "b={}")
     told = capsys.readouterr().err
-    assert told.index("8 answers of 48 tokens at most") < told.index("block 1 of 2")
+    assert told.index("8 answers, 48 tokens at most in all") < told.index("block 1 of 2")
     assert "--concurrency" in told
 
 
 def test_a_long_run_is_said_in_minutes():
     asks = [MAKER.several(500)] * 4
-    assert "60,000 answers of 360,000 tokens at most: 6 minutes where 1,000 tokens/s" in outlook(3, asks, 10)
+    assert "60,000 answers, 360,000 tokens at most in all: 6 minutes where 1,000 tokens/s" in outlook(3, asks, 10)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overdrive.errors import BadRequest
+from overdrive.errors import BadRequest, OverdriveError
 from overdrive.grammar.guidance import complaint
 from overdrive.grammar.schema import check_schema, places, plain
 from overdrive.grammar.trial import accepts, as_written, byte_compiler, sample
@@ -128,3 +128,30 @@ def test_schema_check_says_what_is_wrong_where(tmp_path: Path, capsys: pytest.Ca
     assert not check_files([good, bad])
     said = capsys.readouterr().out
     assert f"{good}: supported" in said and "#/properties/a" in said
+
+
+def test_schema_check_tries_a_schema_as_a_server_does(tmp_path: Path, capsys) -> None:
+    """Under its limits, which the multiples of a large prime pass; and shows the multiples of a small one."""
+    for name, said, fine in (
+        ("9999991", "takes more than", False),
+        ("9973", "supported; for example\n  0", True),
+    ):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps({"type": "integer", "multipleOf": int(name)}))
+        assert check_files([file]) is fine
+        assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("schema", "said"), [(True, "supported"), (False, "it allows nothing")])
+def test_a_schema_may_be_a_boolean(tmp_path: Path, capsys, schema: bool, said: str) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    assert check_files([file]) is schema
+    assert said in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(OverdriveError, match="no text in UTF-8"):
+        check_files([file])

@@ -111,7 +111,7 @@ def outlook(arms: int, asks: Iterable[Sequence[Ask]], repeats: int) -> str:
     seconds = sum(limits) / RATE
     time = f"{seconds / 60:.0f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
     return (
-        f"{len(limits):,} answers of {sum(limits):,} tokens at most: {time} where {RATE:,} tokens/s are written; "
+        f"{len(limits):,} answers, {sum(limits):,} tokens at most in all: {time} where {RATE:,} tokens/s are written; "
         "fewer of --concurrency, --rounds, --repeats or --max-tokens make it shorter"
     )
 

@@ -60,8 +60,10 @@ def read_schema(source: str) -> dict[str, Any] | bool:
 
 def schema_grammar(schema: dict[str, Any] | bool) -> str:
     """The library's grammar for a schema. Raises BadRequest, naming keyword and place, for one it has none for."""
+    if schema is False:
+        raise BadRequest("the JSON schema cannot be used: it allows nothing")
     try:
-        text = json.dumps(plain(schema), ensure_ascii=False)
+        text = json.dumps({} if schema is True else plain(schema), ensure_ascii=False)
         return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the JSON schema cannot be used: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,21 +47,37 @@ def as_written(value: Any) -> str:
 
 
 def sample(program: Program, rng: random.Random, longest: int = 4000) -> str:
-    """A sentence, short rather than long: it ends and closes early. Raises GrammarFault where that takes too long."""
+    """A sentence, short rather than long: it ends and closes early. Raises GrammarFault where none so short is found.
+
+    Where chance finds none (of multiples of 9,973, say), the digits and letters that come first may: 0 is one.
+    """
+    try:
+        return _sentence(program, longest, lambda options: _choose(options, rng))
+    except GrammarFault:
+        return _sentence(program, longest, lambda options: min(options, key=_late))
+
+
+def _sentence(program: Program, longest: int, choose: Callable[[list[int]], int]) -> str:
     matcher, words, written = program.start(), np.zeros(mask_words(BYTES.size), np.int32), bytearray()
     while len(written) < longest:
         matcher.fill(words)
         if legal(words, END):
             return written.decode("utf-8", errors="replace")
-        byte = _choose([byte for byte in range(256) if legal(words, byte)], rng)
+        options = [byte for byte in range(256) if legal(words, byte)]
+        if not options:
+            raise GrammarFault("nothing can follow: the grammar has no sentence that begins so")
+        byte = choose(options)
         matcher.accept(byte)
         written.append(byte)
     raise GrammarFault(f"no sample of at most {longest} bytes was found")
 
 
+def _late(byte: int) -> tuple[bool, bool, int]:
+    """Closers first, then digits and letters in their order."""
+    return byte not in CLOSERS, not chr(byte).isalnum(), byte
+
+
 def _choose(options: list[int], rng: random.Random) -> int:
-    if not options:
-        raise GrammarFault("nothing can follow: the grammar has no sentence that begins so")
     closers = [byte for byte in options if byte in CLOSERS]
     if closers and rng.random() < SOONER:
         return rng.choice(closers)
