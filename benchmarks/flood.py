@@ -138,7 +138,7 @@ async def flood(url: str, arguments: argparse.Namespace) -> tuple[list[Answer], 
 async def _half(host: str | None, port: int | None) -> None:
     """Sends half a head and waits until the server has had enough."""
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: flood\r\nConte")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConte")
     with contextlib.suppress(OSError):
         await reader.read(-1)
     writer.close()
@@ -148,7 +148,7 @@ def _request(model: str, number: int, max_tokens: int) -> bytes:
     """Every second one is a stream."""
     ask = {"model": model, "prompt": f"Story {number}:", "max_tokens": max_tokens, "stream": number % 2 == 0}
     body = json.dumps(ask).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: flood\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
