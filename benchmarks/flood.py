@@ -148,8 +148,8 @@ def _request(model: str, number: int, max_tokens: int) -> bytes:
     """Every second one is a stream."""
     ask = {"model": model, "prompt": f"Story {number}:", "max_tokens": max_tokens, "stream": number % 2 == 0}
     body = json.dumps(ask).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}")
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 def _answer(text: bytes, seconds: float) -> Answer:
