@@ -161,7 +161,7 @@ class Engine:
             preemptions=scheduler.preemptions,
             launch_seconds=(meter.seconds[0], meter.seconds[1], meter.seconds[2], meter.seconds[3]),
             host_seconds=times.scheduled + times.settled,
-            prompt_tokens=cache.asked_tokens if cache else 0,
+            prompt_tokens=scheduler.admitted_tokens,
             prefix_tokens=cache.hit_tokens if cache else 0,
             simulated=bool(self.info.simulated_acceptance),
             slots_used=scheduler.slots_used,

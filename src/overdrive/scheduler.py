@@ -34,6 +34,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: dict[str, Running] = {}
         self.preemptions = 0
+        self.admitted_tokens = 0  # known tokens of every admission; a preempted request counts each time
         self._slots = list(range(limits.max_rows - 1, -1, -1))
         self._most_running = limits.max_rows  # fewer for a while after the device failed
         self._admissions: list[Admission] = []
@@ -166,8 +167,9 @@ class Scheduler:
         return need + len(self.running) <= self.pool.available or not self.running
 
     def _admit(self, request: Request, pages: list[int]) -> None:
+        self.admitted_tokens += len(request.tokens)
         if self.cache is not None:
-            self.cache.hold(pages, len(request.tokens))
+            self.cache.hold(pages)
         hit = len(pages) * self.limits.page_size
         if not request.started:
             request.cached_tokens = hit

@@ -34,7 +34,6 @@ class PrefixCache:
         self._root = _Node(0, None, ())
         self._nodes: dict[int, _Node] = {}
         self.hit_tokens = 0
-        self.asked_tokens = 0
         pool.forget = self._forget
 
     def __len__(self) -> int:
@@ -54,11 +53,10 @@ class PrefixCache:
             node = child
         return pages
 
-    def hold(self, pages: Sequence[int], asked: int) -> None:
-        """Hold matched pages for a row whose known tokens number `asked`."""
+    def hold(self, pages: Sequence[int]) -> None:
+        """Hold matched pages for a row."""
         self._pool.share(pages)
         self.hit_tokens += len(pages) * self.page_size
-        self.asked_tokens += asked
 
     def donate(self, tokens: Sequence[int], pages: list[int], first: int, end: int) -> list[int]:
         """Name pages `first .. end - 1` of a row by their tokens; returns the indices whose page was exchanged.
