@@ -1,7 +1,7 @@
 """Every option of the engine and the server, as nested frozen dataclasses; the command line is generated from them.
 
-Nothing else reads the environment or invents a default: `resolve` in `engine.py` turns options, model and machine into
-numbers once, at start.
+No option is read from the environment. Where one is left open (0, "" or "auto"), the device fills in its own number
+(`Device.resolve`) and `engine.build` those that need the model, once, at start.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def _named(folder: str) -> str:
 class Gears:
     """A controller, and what can be told of what it weighs, which is nothing where it weighs nothing.
 
-    speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key and its "origin", measured
-    or stored. beliefs: what the controller expects by now.
+    speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key and its "origin":
+    measured, stored or assumed. beliefs: what the controller expects by now.
     """
 
     controller: Controller

@@ -7,8 +7,8 @@ Knows msgspec alone; nothing of sockets (`link.py`), HTTP, text or the engine.
                   <-- Loading, Ready | Failed, Batch, Stats --
 
 Promises of the engine side: `Ready` or `Failed` comes once, after any `Loading`; `Failed` also comes, as the last word,
-when an engine that was ready can run nothing any more; every `Submit` gets exactly one
-`Tokens` with a `finish`, whatever happens (an aborted request too); an `Abort` for an unknown id is ignored.
+when an engine that was ready can run nothing any more; every `Submit` gets exactly one `Tokens` with a `finish`,
+whatever happens (an aborted request too); an `Abort` for an unknown id is ignored.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafts: most drafts per row and step. drafter: who writes them, "none" for nobody. draft_model: the head or small
     model it reads, by its name or hub id; "" for drafters without one. sources: names of those who may write a row's
     drafts; `Tokens.source` is an index into it. simulated_acceptance: drafts are accepted by chance and the text is
-    nobody's, as `DraftOptions.simulate_acceptance` says; "" where drafts are verified. speculation: who decides how
+    meaningless (`DraftOptions.simulate_acceptance`); "" where drafts are verified. speculation: who decides how
     much is drafted, as `DraftOptions.speculation` says. plans: the Ks beside 0 to decide among. costs: what is weighed
-    for that, `CostTable.to_dict` and "origin", measured or stored; empty where nothing is.
+    for that, `CostTable.to_dict` and "origin": measured, stored or assumed; empty where nothing is weighed.
     """
 
     model: str
@@ -156,7 +156,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """The start failed; `message` is one line for a person. The engine process ends."""
+    """The start failed, or an engine that was ready can run nothing any more; the engine process ends.
+
+    message: why, in one line for a person.
+    """
 
     message: str
 
@@ -211,7 +214,8 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     rounds: row steps that yielded tokens; `generated / rounds` is the tokens of a round.
     drafts: one entry per source and key; empty where nothing may be drafted. plans: steps by their K, K = 0 first.
     planning: why.
-    launch_seconds: of the draft, forward, accept and absorb launches. host_seconds: schedule, build, commit, publish.
+    launch_seconds: of the draft, forward, accept and absorb launches.
+    host_seconds: planning, building and settling steps.
     prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted. simulated: whether acceptance is.
     slots_used: of `EngineInfo.max_rows`. matchers: followers of grammars that exist, in living requests or left behind.
     submitted: requests taken into the queue; finished: of those, by their finish; the others wait or run.

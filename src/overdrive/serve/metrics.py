@@ -43,7 +43,7 @@ class Metrics:
             registry=self.registry,
         )
         self.hangs = Counter(
-            f"{prefix}engine_hangs", "Engine processes that were killed since they were stuck.", registry=self.registry
+            f"{prefix}engine_hangs", "Engine processes that were killed because they were stuck.", registry=self.registry
         )
         self.ready = self._gauge("ready", "1 while requests are taken, 0 while the gate is closed.")
         self.active = self._gauge("active_requests", "Answers asked of the engine and not ended.")
@@ -202,15 +202,15 @@ def _counters(stats: Stats) -> list[tuple[str, str, float]]:
         ("generated_tokens", "Tokens committed.", stats.generated),
         ("prefilled_tokens", "Prompt tokens computed.", stats.prefilled),
         ("submitted", "Requests that the engine took into its queue.", stats.submitted),
-        ("faults", "Times that launched steps were lost to an error of the device's.", stats.faults),
-        ("preemptions", "Requests put back for want of KV.", stats.preemptions),
-        ("host_seconds", "Host time of the engine's steps.", stats.host_seconds),
+        ("faults", "Times launched steps were lost to a device error or to a lack of device memory.", stats.faults),
+        ("preemptions", "Requests put back into the queue for lack of KV pages.", stats.preemptions),
+        ("host_seconds", "Host time spent planning, building and settling steps.", stats.host_seconds),
         ("admitted_prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
+        ("prefix_cached_tokens", "Admitted prompt tokens found in the prefix cache.", stats.prefix_tokens),
         ("plan_expected_tokens", "Tokens that plans expected of steps without prompts.", planning.tokens_expected),
-        ("plan_found_tokens", "Tokens that those steps yielded.", planning.tokens_found),
-        ("plan_expected_seconds", "Time that plans expected of those steps.", planning.seconds_expected),
-        ("plan_found_seconds", "Device time that those steps took.", planning.seconds_found),
-        ("prefix_cached_tokens", "Of those, found in the prefix cache.", stats.prefix_tokens),
+        ("plan_found_tokens", "Tokens that steps without prompts yielded.", planning.tokens_found),
+        ("plan_expected_seconds", "Time that plans expected of steps without prompts.", planning.seconds_expected),
+        ("plan_found_seconds", "Time that steps without prompts took.", planning.seconds_found),
     ]
 
 
