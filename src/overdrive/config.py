@@ -23,13 +23,13 @@ class ModelOptions:
     """Which model, and in what form its weights are kept."""
 
     load_format: LoadFormat = "auto"
-    """How the weights are stored; "dummy" builds a config, or a well-known shape as llama-3.1-8b, with random ones."""
+    """How the weights are stored. "dummy" draws random ones for a config.json or a well-known shape (llama-3.1-8b)."""
     precision: Precision = "auto"
-    """Weights on the device. auto: bfloat16 on CUDA; on a CPU a GGUF's own blocks, else int8 per row."""
+    """Form of the weights on the device. auto: bfloat16 on CUDA; on a CPU a GGUF file's own blocks, else int8."""
     max_model_len: int = 0
-    """Most tokens of prompt and answer together; 0 takes the model's own limit."""
+    """Context length: most tokens of prompt and answer together; 0 takes the model's own limit."""
     tokenizer: str = ""
-    """A folder or tokenizer.json other than the model's own."""
+    """A folder or tokenizer.json to use instead of the model's own."""
     chat_template: str = ""
     """A Jinja file that replaces the model's chat template."""
     tool_format: ToolFormatName = "auto"
@@ -39,7 +39,7 @@ class ModelOptions:
     seed: int = 0
     """Seed of dummy weights."""
     deterministic: bool = False
-    """On a GPU: products and attention in parts of one size, so that less of an answer depends on what else runs."""
+    """On a GPU: fixed tile sizes in products and attention, so that answers depend less on their batch; slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,13 @@ class MemoryOptions:
     """The KV cache."""
 
     page_size: int = 16
-    """Positions a page holds."""
+    """Token positions per KV page, a power of two."""
     kv_tokens: int = 0
-    """Positions the KV cache holds; 0 sizes it from free memory, the model and the running rows."""
+    """Token positions the KV cache holds; 0 sizes it by the free memory, the model and --max-rows."""
     prefix_cache: bool = True
-    """Share the KV of common beginnings between requests and turns."""
+    """Reuse the KV of prefixes that requests or turns have in common."""
     device_share: float = 0.9
-    """Share of a GPU's memory that weights, KV cache and everything else may take together."""
+    """Fraction of the GPU's memory that weights, KV cache and everything else may take together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +61,22 @@ class SchedulerOptions:
     """What may run together."""
 
     max_rows: int = 0
-    """Most requests in one step; 0 takes what suits the device: 64 on a CPU, 256 on a GPU."""
+    """Most requests in one step (the batch size); 0 takes 64 on a CPU, 256 on a GPU."""
     max_step_tokens: int = 0
     """Most tokens, drafts included, that one step feeds to the model; 0 takes 1024 on a CPU, 2048 on a GPU."""
     chunk: int = 0
     """Most prompt tokens of one request in one step; 0 takes 256 on a CPU, 2048 on a GPU."""
     max_queue: int = 1024
-    """Requests that may wait; beyond it the answer is 429."""
+    """Most requests that may wait; further ones are answered with 429."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOptions:
     """Speculation.
 
-    draft says who writes drafts:
+    draft says what writes drafts:
     auto: ngram with a draft network where `draft_model` names one or one ships with the model, else ngram alone.
-    none: nobody; every step is plain decoding.
+    none: nothing; every step is plain decoding.
     ngram: continues the newest tokens as they went on where they stood before in the prompt or the answer.
     eagle3: an EAGLE-3 head, which reads the model's own features.
     small: a small model of the same vocabulary.
@@ -84,20 +84,21 @@ class DraftOptions:
     """
 
     draft: Drafter = "auto"
-    """Who writes drafts. auto: ngram, and a network where one is given or ships with the model."""
+    """What writes drafts. auto: ngram, with an EAGLE-3 head where one is given or ships for the model."""
     draft_model: str = ""
-    """The EAGLE-3 head or the small model: a folder or a hub id; "dummy" is a head with random weights."""
+    """The EAGLE-3 head or the small model: a folder or a hub id. "dummy" is a head with random weights."""
     speculation: str = "auto"
-    """How much a step drafts. auto: decided anew for every step, from measured costs and acceptance. fixed: always
-    `drafts`. off: nothing. fixed:K and max:K: as fixed and auto, with their own K in place of `drafts`."""
+    """How many tokens a step drafts. auto: decided anew for every step, from measured costs and acceptance. fixed:
+    always --drafts. off: none. fixed:K and max:K: as fixed and auto, with their own K in place of --drafts."""
     drafts: int = 5
-    """Most drafts per row and step, 15 at most."""
+    """Most tokens drafted per row and step (K), 0 to 15."""
     ngram_min: int = 3
-    """Shortest repeated suffix the n-gram drafter continues."""
+    """Tokens that must match before the n-gram drafter continues them."""
     draft_window: int = 256
-    """Newest positions per row that a draft network can catch up on after steps without drafts."""
+    """Newest positions per row that an EAGLE-3 head can catch up on after steps without drafts."""
     simulate_acceptance: str = ""
-    """For measuring: shares of rows that accept one draft, two, ..: 0.7,0.49,0.343; the text is then nobody's."""
+    """For load tests: accept drafts by chance. 0.7,0.49,0.343: shares of rows that accept the first draft, the first
+    two, the first three. The text is then meaningless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,23 +106,23 @@ class DeviceOptions:
     """The machine."""
 
     device: str = "auto"
-    """cpu, cuda or cuda:N. auto: the first GPU where there is one that this installation can use."""
+    """cpu, cuda or cuda:N. auto: the first GPU that this installation of torch can use, else the CPU."""
     threads: int = 0
-    """Threads for arithmetic; 0 takes the physical cores this process may use."""
+    """Compute threads; 0 takes the physical cores that this process may use."""
     overlap: Switch = "auto"
-    """Run host work under the device's step; auto takes what measured faster for the device."""
+    """Do host work while the device runs a step. auto: on for a GPU, off for a CPU."""
     graphs: bool = True
     """Record a GPU's steps as CUDA graphs at start. Off starts sooner and runs slower."""
     tensor_parallel: int = 1
-    """Processes that divide the model among them, one per GPU, from `device` on."""
+    """GPUs that divide the model, a process for each, counted from --device on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What the engine tells of its steps beside its statistics."""
+    """What the engine reports of its steps beside its statistics."""
 
     trace: str = ""
-    """Write every step, with its plan and the reason for it, to this file; ui.perfetto.dev and Chrome read it."""
+    """Write every step, with its plan and the reason for it, to this file, for ui.perfetto.dev or chrome://tracing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,30 +146,30 @@ class ServerOptions:
     port: int = 8000
     """Port to listen on."""
     served_model_name: str = ""
-    """Name clients use; the MODEL argument by default."""
+    """Name that clients use for the model; the MODEL argument by default."""
     api_key: tuple[str, ...] = ()
-    """Keys of which clients must send one as a bearer token; none given, none is asked for."""
+    """API keys; a client must send one of them as a bearer token. Without any, no key is asked for."""
     api_key_file: str = ""
-    """File of further keys, one a line; # begins a comment. Other users can read a command line, not this file."""
+    """File of API keys, one per line; # begins a comment. Keys on the command line show in the process list."""
     cors_origin: tuple[str, ...] = ()
-    """Origins that browsers may call from."""
+    """Origins that browsers may call from, such as https://example.org; * is any."""
     allowed_host: tuple[str, ...] = ()
-    """Names beside localhost that a server on loopback without a key answers to, as proxies pass them on; * is any."""
+    """Host names, beside localhost, that a keyless server on loopback answers to, for a proxy in front; * is any."""
     lenient: bool = False
     """Ignore unknown request fields instead of refusing them."""
     max_body_bytes: int = 8 << 20
-    """Largest request body."""
+    """Largest request body, in bytes."""
     request_seconds: float = 3600.0
-    """Longest time from a request's arrival to the end of its answer; a request may ask for less."""
+    """Most seconds from a request's arrival to the end of its answer; a request may ask for less."""
     drain_seconds: float = 30.0
-    """How long running answers may take to end after SIGTERM."""
+    """Seconds that running answers have to end after SIGTERM."""
     log_format: LogFormat = "text"
-    """Lines for people or JSON objects, on stderr; never with the content of requests."""
+    """Log lines on stderr as text or as JSON objects; neither holds the content of requests."""
     log_level: LogLevel = "info"
-    """info: a line for every request. warning: only what needs somebody's attention."""
+    """info: a line for every request. warning: only what needs attention."""
     otlp_endpoint: str = ""
-    """Where spans of requests are sent, as http://127.0.0.1:4318/v1/traces; needs the extra `otel`."""
+    """OTLP collector for traces of requests, such as http://127.0.0.1:4318/v1/traces; needs the extra `otel`."""
     max_restarts: int = 5
-    """How often in a row an engine process that dies is started again before the server ends."""
+    """Restarts of a dying engine process in a row before the server gives up and exits."""
     engine_timeout: float = 600.0
     """Seconds without a sign of life after which an engine that serves is taken for stuck and killed; 0 is never."""

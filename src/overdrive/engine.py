@@ -104,7 +104,9 @@ class Engine:
                 f"prompt token {bad} is outside the vocabulary (0 .. {self.info.vocab_size - 1})", "prompt"
             )
         if params.grammar is not None and self.info.simulated_acceptance:
-            raise BadRequest("drafts are accepted by chance here: such a text follows no grammar", "grammar")
+            raise BadRequest(
+                "this server runs with --simulate-acceptance, under which no text can be held to a structure", "grammar"
+            )
         self._arrivals += 1
         stops = StopMatcher(params.stop, self._token_bytes) if params.stop else NoStops()
         deadline = time.monotonic() + patience - waited

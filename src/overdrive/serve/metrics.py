@@ -43,7 +43,9 @@ class Metrics:
             registry=self.registry,
         )
         self.hangs = Counter(
-            f"{prefix}engine_hangs", "Engine processes that were killed because they were stuck.", registry=self.registry
+            f"{prefix}engine_hangs",
+            "Engine processes that were killed because they were stuck.",
+            registry=self.registry,
         )
         self.ready = self._gauge("ready", "1 while requests are taken, 0 while the gate is closed.")
         self.active = self._gauge("active_requests", "Answers asked of the engine and not ended.")

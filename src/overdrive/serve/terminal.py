@@ -46,7 +46,7 @@ def ready_lines(url: str, name: str, info: EngineInfo, asks_key: bool, chats: bo
     written = f"{info.drafter} drafts up to {info.drafts}" + (f" from {info.draft_model}" if info.draft_model else "")
     drafts = written if info.drafts else "no drafts"
     if info.simulated_acceptance:
-        drafts += f", ACCEPTANCE SIMULATED ({info.simulated_acceptance}): the text is nobody's"
+        drafts += f", ACCEPTANCE SIMULATED ({info.simulated_acceptance}): the text is meaningless"
     where = f"{info.threads} threads" if info.device == "cpu" else info.device
     what = {"messages": [{"role": "user", "content": "Hello!"}]} if chats else {"prompt": "Hello"}
     body = {"model": name, **what, "max_tokens": 64, "temperature": 0}
