@@ -120,8 +120,8 @@ class EngineClient:
     """The HTTP process's end of the link; lives in one event loop, created and closed inside it.
 
     `run` reads the link until it is cancelled. `stats` is the newest `Stats`; `heard` counts the messages that
-    have come: a ready engine tells its `Stats` twice a second, whatever it does. `failure` says why the engine is gone
-    ("" while it is not); `draining` that it takes no more requests.
+    have come: an engine tells its progress while it starts, and from then on its `Stats` twice a second, whatever it
+    does. `failure` says why the engine is gone ("" while it is not); `draining` that it takes no more requests.
     """
 
     def __init__(self, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,25 @@ def test_hub_ids_are_fetched_at_their_revision(monkeypatch: pytest.MonkeyPatch, 
     assert "*.safetensors" in asked["patterns"] and not any("bin" in p for p in asked["patterns"])
     locate("some/model", ModelOptions(load_format="dummy"), quiet)
     assert "*.safetensors" not in asked["patterns"] and asked["revision"] is None
+
+
+def test_a_download_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch):
+    """However long it takes: an engine that starts and says nothing is taken for stuck."""
+    enough, signs = threading.Event(), []
+
+    def fake(*args: object, **options: object) -> str:
+        assert enough.wait(10)
+        return "folder"
+
+    def progress(label: str, done: int, total: int) -> None:
+        signs.append((label, threading.current_thread()))
+        if len(signs) == 3:
+            enough.set()
+
+    monkeypatch.setattr(hub, "_SIGN_SECONDS", 0.01)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
+    assert hub.fetch("some/model", "", True, progress) == Path("folder")
+    assert len(signs) >= 3 and set(signs) == {("download some/model", threading.current_thread())}
 
 
 def test_an_unreachable_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch):

@@ -18,7 +18,7 @@ from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate
 from overdrive.tools.style import chat_style
 from overdrive.types import FinishReason, SamplingParams
-from overdrive.wire import Failed, Ready, Tokens
+from overdrive.wire import Failed, Loading, Ready, Tokens
 
 from .fakes import INFO, TEMPLATE, FakeEngine, TalkingEngine
 from .test_state import metric
@@ -69,15 +69,43 @@ class Stuck:
         self.killed.wait(10)
 
 
+class StuckInStart(Stuck):
+    """Loads, and says nothing any more before it serves, until it is killed."""
+
+    def __call__(self, address: str) -> None:
+        say(address, Loading("weights", 7, 7), Loading("graphs", 3, 12))
+        self.killed.wait(10)
+
+
 def starts_slowly(address: str) -> None:
     """Says nothing for longer than an engine that serves may."""
     time.sleep(1.0)
     TalkingEngine().serve(address)
 
 
-def say(address: str, message) -> None:
+def starts_step_by_step(address: str) -> None:
+    """Takes longer than an engine may be silent in a start, and is never silent for so long."""
     endpoint = EngineEndpoint(address)
-    endpoint.send(message)
+    for number in range(12):
+        endpoint.send(Loading("graphs", number, 12))
+        time.sleep(0.1)
+    endpoint.close()
+    TalkingEngine().serve(address)
+
+
+def loads_slowly_and_dies(address: str) -> None:
+    time.sleep(0.3)
+    dies(address)
+
+
+def talks(address: str) -> None:
+    TalkingEngine().serve(address)
+
+
+def say(address: str, *messages) -> None:
+    endpoint = EngineEndpoint(address)
+    for message in messages:
+        endpoint.send(message)
     endpoint.close()
 
 
@@ -88,10 +116,12 @@ def serves(address: str) -> None:
 class Kept:
     """A keeper whose engines behave one after the other as `lives` says, the last one for ever."""
 
-    def __init__(self, folder, lives, restarts: int = 5, first_wait: float = 0.01, timeout: float = 0.0) -> None:
+    def __init__(
+        self, folder, lives, restarts: int = 5, first_wait: float = 0.01, timeout: float = 0.0, start: float = 60.0
+    ) -> None:
         self.lives, self.started, self.greeted = lives, 0, []
         self.gate = Gate(ServerOptions(engine_timeout=timeout), Metrics())
-        self.keeper = EngineKeeper(self.start, self.open, self.gate, folder, restarts, first_wait)
+        self.keeper = EngineKeeper(self.start, self.open, self.gate, folder, restarts, first_wait, start)
 
     def start(self, address: str) -> ThreadProcess:
         self.started += 1
@@ -143,7 +173,7 @@ def test_a_later_engine_that_cannot_start_is_followed_by_another(tmp_path):
 
 
 def test_a_stuck_engine_is_killed_and_followed_by_another(tmp_path):
-    kept = Kept(tmp_path, [Stuck(), lambda address: TalkingEngine().serve(address)], timeout=0.5)
+    kept = Kept(tmp_path, [Stuck(), talks], timeout=0.5)
 
     async def scenario() -> list[Tokens]:
         keeping = asyncio.create_task(kept.run())
@@ -172,6 +202,61 @@ def test_an_engine_may_start_for_longer_than_it_may_be_silent(tmp_path):
 
     asyncio.run(scenario())
     assert (kept.started, counted(kept)) == (1, (0, 0))
+
+
+def test_an_engine_stuck_before_it_serves_is_killed_and_followed_by_another_even_the_first(tmp_path):
+    kept = Kept(tmp_path, [StuckInStart(), StuckInStart(), talks], timeout=0.5, start=0.6)
+    seen = []
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Closed) and kept.gate.state.status == "restarting")
+        seen.append(kept.gate.state.reason)
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        await kept.keeper.drain(1.0, asyncio.Event())
+        await keeping
+
+    asyncio.run(scenario())
+    silence = "the engine process gave no sign of life for 0.6 s while it started (graphs, 3 of 12)"
+    assert seen == [f"{silence}; the engine is being started again"]
+    assert (kept.started, len(kept.greeted), counted(kept)) == (3, 1, (2, 2))
+
+
+def test_engines_that_all_get_stuck_in_their_start_end_the_server(tmp_path):
+    kept = Kept(tmp_path, [StuckInStart(), StuckInStart()], restarts=1, timeout=0.1, start=0.4)
+    with pytest.raises(OverdriveError, match=r"no sign of life for 0\.4 s while it started"):
+        asyncio.run(kept.run())
+    assert (kept.started, kept.greeted) == (2, [])
+
+
+def test_a_start_that_gets_on_may_take_as_long_as_it_likes(tmp_path):
+    kept = Kept(tmp_path, [starts_step_by_step], timeout=0.5, start=0.5)
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: isinstance(kept.gate.state, Service))
+        await kept.keeper.drain(1.0, asyncio.Event())
+        await keeping
+
+    asyncio.run(scenario())
+    assert (kept.started, counted(kept)) == (1, (0, 0))
+
+
+def test_what_could_not_start_is_not_tried_again_where_the_first_was_stuck(tmp_path):
+    kept = Kept(tmp_path, [StuckInStart(), cannot_start, talks], timeout=0.1, start=0.4)
+    with pytest.raises(OverdriveError, match="not enough memory"):
+        asyncio.run(kept.run())
+    assert kept.started == 2
+
+
+def test_the_time_of_loading_is_no_good_service(tmp_path, monkeypatch):
+    """Else engines that load for long and die at once would be started for ever."""
+    monkeypatch.setattr("overdrive.serve.keeper.STEADY_SECONDS", 0.25)
+    monkeypatch.setattr("overdrive.serve.keeper.LAST_WORDS_SECONDS", 0.01)
+    kept = Kept(tmp_path, [loads_slowly_and_dies], restarts=2)
+    with pytest.raises(OverdriveError, match="SIGTEST"):
+        asyncio.run(kept.run())
+    assert kept.started == 3
 
 
 def counted(kept: Kept) -> tuple[float, float]:

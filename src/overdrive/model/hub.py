@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from overdrive.errors import OverdriveError
 from overdrive.model.assemble import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SIGN_SECONDS = 10.0  # between two signs that a download is under way
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model")
 
 
@@ -26,10 +30,13 @@ def fetch(model: str, revision: str, weights: bool, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    progress(f"download {model}", 0, 0)
     patterns = [*_SMALL_FILES, "*.safetensors"] if weights else list(_SMALL_FILES)
     try:
-        return Path(snapshot_download(model, revision=revision or None, allow_patterns=patterns))
+        folder = _while_saying(
+            lambda: progress(f"download {model}", 0, 0),
+            lambda: snapshot_download(model, revision=revision or None, allow_patterns=patterns),
+        )
+        return Path(folder)
     except GatedRepoError:
         raise OverdriveError(f"hub model {model} is gated: accept its terms and log in with `hf auth login`") from None
     except RepositoryNotFoundError:
@@ -40,3 +47,23 @@ def fetch(model: str, revision: str, weights: bool, progress: Progress) -> Path:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise OverdriveError(f"cannot fetch {model} from the hub, and it is not in the cache: {reason}") from None
+
+
+def _while_saying(sign: Callable[[], None], work: Callable[[], str]) -> str:
+    """What `work` returns, or raises; meanwhile this thread says again and again that it is under way.
+
+    The hub library does not tell how far it is, but gives up connections on which nothing comes.
+    """
+    found: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="download", daemon=True).start()
+    sign()
+    while wait([found], _SIGN_SECONDS).not_done:
+        sign()
+    return found.result()

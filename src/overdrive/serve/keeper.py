@@ -1,7 +1,7 @@
 """Keeps an engine behind the gate: starts its process, lets requests in when it is ready, starts another when it dies.
 
     starts -> loads (503) -> serves -> dies: its requests end with an error -> waits (503) -> starts again
-                                    -> is stuck: it is killed, and has died                -> too often: the server ends
+           -> is stuck             -> is stuck: it is killed, and has died                 -> too often: the server ends
 
 Each engine has a link of its own, so nothing of a dead one reaches those who ask the next.
 """
@@ -21,12 +21,14 @@ from overdrive.serve.process import EngineProcess
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.serve.terminal import loading
 from overdrive.serve.watchdog import LOOK_SECONDS, Silence
+from overdrive.wire import Loading
 
 log = logging.getLogger("overdrive.serve")
 
 LAST_WORDS_SECONDS = 0.5  # from the engine's death to calling it dead: what it sent before may still be on the link
 END_SECONDS = 3.0  # for the engine process to end by itself
 POLL_SECONDS = 0.05
+START_SECONDS = 1800.0  # without progress in a start: longer than the longest of its parts takes where all is well
 STEADY_SECONDS = 60.0  # an engine that served for so long had a good start: its death is the first one again
 FIRST_WAIT = 1.0  # before an engine is started again; doubled from one death to the next, up to the longest
 LONGEST_WAIT = 60.0
@@ -46,14 +48,13 @@ class EngineLife:
         self._process = process
         self._on_loading = on_loading
         self._dead = asyncio.Event()
+        self._phase = " while it started"
         self.stuck = False
 
     async def __aenter__(self) -> EngineLife:
         self._process.__enter__()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._ended)
-        self._reader = asyncio.create_task(
-            self.client.run(lambda told: self._on_loading(told.label, told.done, told.total))
-        )
+        self._reader = asyncio.create_task(self.client.run(self._moved_on))
         self._reader.add_done_callback(self._link_ended)
         return self
 
@@ -65,8 +66,22 @@ class EngineLife:
         self.client.fail("the engine was stopped")
         self.client.close()
 
+    async def opened(self, opening: Awaitable[Service], patience: float) -> Service:
+        """What `opening` comes to, which waits for the engine. Raises OverdriveError when that cannot start.
+
+        patience: as in `death`; whatever the engine says of its progress is a sign of life.
+        """
+        watching = asyncio.create_task(self.death(patience))
+        try:
+            service = await opening
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        self._phase = ""
+        return service
+
     async def death(self, patience: float) -> str:
-        """Waits for a ready engine's process to end; says why it did.
+        """Waits for the engine's process to end; says why it did.
 
         patience: seconds without a sign of life after which it counts as dead, and `stuck` is true; 0 is without end.
         """
@@ -77,8 +92,12 @@ class EngineLife:
                 await asyncio.wait_for(self._dead.wait(), between)
             if silence.too_long(self.client.heard, time.monotonic()) and not self.client.failure:
                 self.stuck = True
-                self._bury(f"the engine process gave no sign of life for {patience:g} s")
+                self._bury(f"the engine process gave no sign of life for {patience:g} s{self._phase}")
         return self.client.failure
+
+    def _moved_on(self, told: Loading) -> None:
+        self._phase = f" while it started ({told.label}, {told.done} of {told.total or 'unknown'})"
+        self._on_loading(told.label, told.done, told.total)
 
     def _link_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -98,6 +117,8 @@ class EngineKeeper:
     """One engine after another behind `gate`; `run` and `drain` are called once.
 
     restarts: how often in a row an engine that died early is followed by another. first_wait: seconds before the first.
+    start_seconds: without progress after which an engine that starts is stuck, where one that serves may not be silent
+    for longer.
     """
 
     def __init__(
@@ -108,6 +129,7 @@ class EngineKeeper:
         folder: Path,
         restarts: int,
         first_wait: float = FIRST_WAIT,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self._start = start
         self._open = open_service
@@ -115,56 +137,70 @@ class EngineKeeper:
         self._folder = folder
         self._restarts = restarts
         self._first_wait = first_wait
+        self._start_seconds = start_seconds
+        self._has_served = False
         self._life: EngineLife | None = None
         self._draining = False
 
     async def run(self, on_ready: Callable[[Service], None]) -> None:
-        """Serves until drained. Raises OverdriveError when the first engine cannot start, or too many have died.
+        """Serves until drained. Raises OverdriveError when no engine can start at all, or too many have died.
 
         on_ready: told when the first one serves.
         """
         deaths, number = 0, 0
         while not self._draining:
-            began = time.monotonic()
             try:
-                reason = await self._live(number, on_ready)
+                reason, served = await self._live(number, on_ready)
             except OSError as error:  # the system has no process to give
-                reason = f"the engine process cannot be started: {error}"
-                if number == 0:
+                reason, served = f"the engine process cannot be started: {error}", 0.0
+                if not self._has_served:
                     raise OverdriveError(reason) from error
             if self._draining:
                 return
-            deaths = 1 if time.monotonic() - began > STEADY_SECONDS else deaths + 1
+            deaths = 1 if served > STEADY_SECONDS else deaths + 1
             if deaths > self._restarts:
                 raise OverdriveError(reason)
             number += 1
             await self._wait(reason, deaths)
 
-    async def _live(self, number: int, on_ready: Callable[[Service], None]) -> str:
-        """One engine's life; why it ended. Raises OverdriveError when it is the first and cannot start."""
+    async def _live(self, number: int, on_ready: Callable[[Service], None]) -> tuple[str, float]:
+        """One engine's life: why it ended, and for how many seconds it served.
+
+        Raises OverdriveError when it says that it cannot start, and none has before: the next could not either.
+        """
         address = f"ipc://{self._folder}/engine{number}"
         bars = loading(self._gate.options.log_format)
+        limit = self._gate.options.engine_timeout
         async with EngineLife(self._start(address), address, bars.update) as life:
             self._life = life
             try:
                 with bars:
-                    service = await self._open(life.client)
+                    service = await life.opened(self._open(life.client), limit and max(limit, self._start_seconds))
             except OverdriveError as error:
-                if number == 0:
+                if not (self._has_served or life.stuck):
                     raise
-                return str(error)
+                self._note_end(life, str(error))
+                return str(error), 0.0
             if self._draining:
-                return ""
-            self._gate.state = service
-            if number:
-                log.warning("the engine serves again")
-            else:
-                on_ready(service)
-            reason = await life.death(self._gate.options.engine_timeout)
-            if life.stuck:
-                self._gate.metrics.hangs.inc()
-                log.error("%s; it is killed", reason)
-            return reason
+                return "", 0.0
+            self._let_in(service, on_ready)
+            began = time.monotonic()
+            reason = await life.death(limit)
+            self._note_end(life, reason)
+            return reason, time.monotonic() - began - (limit if life.stuck else 0.0)
+
+    def _let_in(self, service: Service, on_ready: Callable[[Service], None]) -> None:
+        self._gate.state = service
+        if self._has_served:
+            log.warning("the engine serves again")
+        else:
+            on_ready(service)
+        self._has_served = True
+
+    def _note_end(self, life: EngineLife, reason: str) -> None:
+        if life.stuck:
+            self._gate.metrics.hangs.inc()
+            log.error("%s; it is killed", reason)
 
     async def _wait(self, reason: str, deaths: int) -> None:
         """Closes the gate for a while, longer each time: what killed an engine may still be there."""

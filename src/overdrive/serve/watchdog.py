@@ -5,7 +5,7 @@ Knows times and counts that it is told; nothing of processes, links or HTTP.
 
 from __future__ import annotations
 
-LOOK_SECONDS = 1.0  # from one look at an engine to the next; it says something twice a second
+LOOK_SECONDS = 1.0  # from one look at an engine to the next; one that serves says something twice a second
 
 
 class Silence:
