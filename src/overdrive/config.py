@@ -172,4 +172,4 @@ class ServerOptions:
     max_restarts: int = 5
     """Restarts of a dying engine process in a row before the server gives up and exits."""
     engine_timeout: float = 600.0
-    """Seconds without a sign of life after which an engine is stuck and killed, 1800 at least in a start; 0 is never."""
+    """Seconds without a sign of life after which an engine is stuck and killed (1800 at least in a start); 0: never."""
