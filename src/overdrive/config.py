@@ -169,6 +169,8 @@ class ServerOptions:
     """info: a line for every request. warning: only what needs attention."""
     otlp_endpoint: str = ""
     """OTLP collector for traces of requests, such as http://127.0.0.1:4318/v1/traces; needs the extra `otel`."""
+    speculation_control: bool = False
+    """Let clients change by PUT /speculation, for all requests, what `--speculation` set; for measuring."""
     max_restarts: int = 5
     """Restarts of a dying engine process in a row before the server gives up and exits."""
     engine_timeout: float = 600.0

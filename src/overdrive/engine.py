@@ -35,6 +35,7 @@ from overdrive.model.config import ModelConfig
 from overdrive.model.weights import Loaded, load
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
+from overdrive.policy.lever import Lever
 from overdrive.policy.setting import Setting, parse_setting
 from overdrive.request import NoStops, Request
 from overdrive.scheduler import Scheduler
@@ -58,6 +59,7 @@ class Engine:
         info: EngineInfo,
         scheduler: Scheduler,
         committer: Committer,
+        lever: Lever,
         loop: Loop,
         meter: Meter,
         token_bytes: list[bytes],
@@ -69,6 +71,7 @@ class Engine:
         self.close = close
         self._scheduler = scheduler
         self._committer = committer
+        self._lever = lever
         self._loop = loop
         self._meter = meter
         self._token_bytes = token_bytes
@@ -127,6 +130,10 @@ class Engine:
         """End every request."""
         return [self._committer.abort(request, finish) for request in list(self._scheduler.living())]
 
+    def shift(self, speculation: str) -> None:
+        """Who decides how much is drafted from the next step on. Raises BadRequest, see `policy.lever`."""
+        self._lever.shift(speculation)
+
     def advance(self) -> list[Delta]:
         """One turn of the loop: what it committed. After a failure every request ends with it as its error."""
         if failure := self.failure:
@@ -171,6 +178,7 @@ class Engine:
             submitted=self._submitted,
             finished=dict(self._committer.finished),
             faults=self._loop.faults,
+            speculation=self._lever.setting,
         )
 
 
@@ -229,12 +237,12 @@ def _build(
     gears = (
         Gears(controller) if controller else open_gears(setting, runner.sources, runner.row_sizes, led, site, progress)
     )
-    decides = wrap(gears.controller) if wrap else gears.controller
+    lever = Lever(wrap(gears.controller) if wrap else gears.controller, gears.speculation, setting.drafts)
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)
     committer = Committer(scheduler, meter.counts, meter.add)
     watches, walker = (trace.add,) if trace else (), Walker(device.mask_threads, device.writes_ahead)
-    loop = Loop(scheduler, decides, led, committer, device.lookahead, watches, walker)
+    loop = Loop(scheduler, lever, led, committer, device.lookahead, watches, walker)
     info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)
     compiling = open_compiling(tokenizer, info.vocab_size, info.eos_ids)
 
@@ -249,7 +257,7 @@ def _build(
         if trace:
             trace.close()
 
-    return Engine(info, scheduler, committer, loop, meter, tokenizer.token_bytes(), compiling, company, close)
+    return Engine(info, scheduler, committer, lever, loop, meter, tokenizer.token_bytes(), compiling, company, close)
 
 
 def _settle_plans(

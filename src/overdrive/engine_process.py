@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from overdrive.commit import Delta
@@ -13,7 +14,7 @@ from overdrive.errors import BadRequest, OverdriveError, one_line
 from overdrive.heap import freeze_heap
 from overdrive.link import EngineEndpoint
 from overdrive.types import Finish, FinishReason
-from overdrive.wire import Abort, Batch, Drain, Failed, Loading, Logprobs, Ready, Stop, Submit, Tokens
+from overdrive.wire import Abort, Batch, Drain, Failed, Loading, Logprobs, Ready, Shift, Stop, Submit, ToEngine, Tokens
 
 if TYPE_CHECKING:
     from overdrive.engine import Engine
@@ -46,7 +47,7 @@ class _Served:
                 return
             self._tell_stats()
 
-    def _take(self, message: Submit | Abort | Drain | Stop) -> None:
+    def _take(self, message: ToEngine) -> None:
         match message:
             case Submit():
                 waited = min(max(0.0, time.time() - message.arrival), message.deadline)  # the system's clock may jump
@@ -57,6 +58,10 @@ class _Served:
                     self._link.send(Batch([refusal]))
             case Abort():
                 self._publish(self._engine.abort(message.id))
+            case Shift():
+                with suppress(BadRequest):  # it was checked where it came from
+                    self._engine.shift(message.speculation)
+                self._told = 0.0
             case Drain():
                 self._draining = True
             case Stop():

@@ -25,6 +25,7 @@ from overdrive.wire import (
     FromEngine,
     Loading,
     Ready,
+    Shift,
     Stats,
     Stop,
     Submit,
@@ -187,6 +188,10 @@ class EngineClient:
         """Tells the engine that `request_id` is not wanted any more; nothing when it has already finished."""
         if self._replies.pop(request_id, None) is not None:
             self._send(Abort(request_id))
+
+    def shift(self, speculation: str) -> None:
+        """Tells the engine who decides how much is drafted; its `Stats` say when it is so."""
+        self._send(Shift(speculation))
 
     def drain(self) -> None:
         """Asks the engine to finish what it has and to end."""

@@ -3,7 +3,7 @@
 Knows msgspec alone; nothing of sockets (`link.py`), HTTP, text or the engine.
 
     HTTP process                                      engine process
-    EngineClient  -- Submit, Abort, Drain, Stop -->   EngineEndpoint
+    EngineClient  -- Submit, Abort, Shift, Drain, Stop -->     EngineEndpoint
                   <-- Loading, Ready | Failed, Batch, Stats --
 
 Promises of the engine side: `Ready` or `Failed` comes once, after any `Loading`; `Failed` also comes, as the last word,
@@ -47,6 +47,12 @@ class Drain(msgspec.Struct, tag=True, frozen=True):
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the process now; what runs finishes with `ABORT`."""
+
+
+class Shift(msgspec.Struct, tag=True, frozen=True):
+    """From the next step on, `speculation` says who decides how much is drafted, as in `policy.lever`."""
+
+    speculation: str
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -220,6 +226,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     slots_used: of `EngineInfo.max_rows`. matchers: followers of grammars that exist, in living requests or left behind.
     submitted: requests taken into the queue; finished: of those, by their finish; the others wait or run.
     faults: times that launched steps were lost, to an error of the device's or to too little memory.
+    speculation: who decides how much is drafted now, as in `policy.lever`.
     """
 
     clock: float = 0.0
@@ -246,7 +253,8 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     submitted: int = 0
     finished: dict[FinishReason, int] = {}
     faults: int = 0
+    speculation: str = ""
 
 
-ToEngine = Submit | Abort | Drain | Stop
+ToEngine = Submit | Abort | Shift | Drain | Stop
 FromEngine = Loading | Ready | Failed | Batch | Stats

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from overdrive.bench.arms import parse_arms
@@ -73,6 +74,13 @@ def hurry(monkeypatch):
     monkeypatch.setattr("overdrive.bench.outcome.write_png", lambda *_: False)
 
 
+@pytest.fixture
+def shifting(tmp_path):
+    server = FakeServer(f"ipc://{tmp_path}/engine", speculation_control=True)
+    yield server
+    server.close()
+
+
 OFF, AUTO = """off={"speculation": {"enabled": false}}""", "auto={}"
 
 
@@ -92,6 +100,24 @@ def test_every_arm_sends_the_same_prompts_in_every_turn(fake, tmp_path):
 def test_an_arm_is_fields_of_its_requests(fake, tmp_path):
     run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", """k2={"speculation": {"max_drafts": 2}}""")
     assert {submit.params.max_drafts for submit in fake.engine.submits[-8:]} == {0, 2}
+
+
+def test_an_arm_may_be_a_setting_of_the_servers_speculation(shifting, tmp_path):
+    """Set for its trial, its warming up and each of its turns; in the end the server is as it was."""
+    httpx.put(f"{shifting.url}/speculation", json={"speculation": "fixed:2"})
+    shifting.engine.shifts.clear()
+    arms = ["--arm", "off=@off", "--arm", 'k1=@fixed:1 {"top_p": 1}', "--repeats", "2"]
+    run(tmp_path / "r.jsonl", shifting.url, *arms)
+    assert shifting.engine.shifts == [*(["off", "fixed:1"] * 3), "fixed:1", "off", "fixed:2"]
+    assert {submit.params.top_p for submit in shifting.engine.submits} == {1.0}
+
+
+def test_a_server_that_lets_nobody_set_its_speculation_is_named(fake, odd, tmp_path):
+    for url, said in ((fake.url, "--speculation-control"), (odd().url, "does not say how it speculates")):
+        with pytest.raises(OverdriveError, match=said) as error:
+            run(tmp_path / "r.jsonl", url, "--arm", "off=@off")
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "r.jsonl").exists()
 
 
 def test_the_report_stands_beside_the_results(fake, tmp_path, capsys):
@@ -246,6 +272,7 @@ def test_results_are_never_overwritten(fake, tmp_path):
         (['off={"stream": false}'], "set by the bench"),
         (["a={}", "a={}"], "twice"),
         (["a=http://:9x {}"], "not the address"),
+        (["a=@off", "b={}"], "say @SETTING"),
     ],
 )
 def test_a_wrong_arm_is_named(arms, said):
@@ -256,6 +283,8 @@ def test_a_wrong_arm_is_named(arms, said):
 def test_an_arm_may_have_a_server_and_fields():
     (arm,) = parse_arms(['b=http://y:1/v1/ {"top_p": 1}'], "")
     assert (arm.name, arm.url, arm.body) == ("b", "http://y:1", {"top_p": 1})
+    (arm,) = parse_arms(['b=http://y:1/v1/ @fixed:3 {"top_p": 1}'], "")
+    assert (arm.url, arm.speculation, arm.body) == ("http://y:1", "fixed:3", {"top_p": 1})
 
 
 def test_shares_of_a_mixture_above_one_are_refused():

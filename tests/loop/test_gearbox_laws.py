@@ -12,6 +12,7 @@ from overdrive.policy.controller import Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
+from overdrive.policy.lever import Lever
 from overdrive.types import Outcome, Plan, Step, Why
 
 from .lazy import LazyStream
@@ -61,6 +62,37 @@ def test_text_does_not_depend_on_the_gear_box(drafter: str) -> None:
         check(b, requests)
         chosen |= gearbox.drafts
     assert len(chosen) > 2  # or the law was never put to the test
+
+
+class ManyHands(Lever):
+    """A lever that is moved before any step."""
+
+    def __init__(self, own: Controller, rng: random.Random) -> None:
+        super().__init__(own, "auto", KS[-1])
+        self._rng = rng
+        self.settings: set[str] = set()
+
+    def choose(self, view: LoadView) -> Plan:
+        if self._rng.random() < 0.3:
+            self.shift(self._rng.choice(["auto", "off", "fixed:1", "fixed:4", "fixed:7"]))
+        self.settings.add(self.setting)
+        return super().choose(view)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "ngram+eagle3"])
+def test_text_does_not_depend_on_who_is_at_the_lever(drafter: str) -> None:
+    settings: set[str] = set()
+    for seed in range(4):
+        rng = random.Random(seed)
+        lever = ManyHands(RestlessGearbox(rng), rng)
+        b = tiny_bench(LazyStream(rng), lever, DRAFTERS[drafter], lookahead=rng.choice([0, 1]))
+        requests = random_requests(rng, 6)
+        for request in requests:
+            b.scheduler.submit(request)
+        b.run()
+        check(b, requests)
+        settings |= lever.settings
+    assert len(settings) == 5
 
 
 class FewRows(Controller):

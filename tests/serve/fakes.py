@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
+from msgspec.structs import replace
 
 from overdrive.config import EngineOptions, ModelOptions, ServerOptions
 from overdrive.link import EngineClient, EngineEndpoint
@@ -33,6 +34,7 @@ from overdrive.wire import (
     Logprobs,
     PlanStats,
     Ready,
+    Shift,
     Stats,
     Stop,
     Submit,
@@ -128,6 +130,8 @@ class FakeEngine:
         self._info = info
         self.submits: list[Submit] = []
         self.aborts: list[str] = []
+        self.shifts: list[str] = []
+        self._news: list[Stats] = []
         self.closed = threading.Event()
         self._round_seconds = round_seconds
         self._running: dict[str, Iterator[Tokens]] = {}
@@ -137,6 +141,7 @@ class FakeEngine:
         self.script = speak
         self.submits.clear()
         self.aborts.clear()
+        self.shifts.clear()
 
     def serve(self, address: str) -> None:
         endpoint = EngineEndpoint(address)
@@ -157,7 +162,8 @@ class FakeEngine:
 
     def tell(self) -> list[Stats]:
         """Statistics to send now, beside those of the start."""
-        return []
+        news, self._news = self._news, []
+        return news
 
     def _take(self, message: ToEngine) -> None:
         match message:
@@ -167,6 +173,9 @@ class FakeEngine:
             case Abort():
                 self.aborts.append(message.id)
                 self._running.pop(message.id, None)
+            case Shift():
+                self.shifts.append(message.speculation)
+                self._news.append(replace(STATS, speculation=message.speculation))
             case Drain():
                 self._draining = True
             case Stop():

@@ -24,6 +24,7 @@ PATHS = [
     "/health",
     "/ready",
     "/server_info",
+    "/speculation",
     "/metrics",
 ]
 

@@ -112,3 +112,22 @@ def test_the_documentation_names_every_path_and_field(http):
     for model in ("ChatRequest", "CompletionRequest", "TokenizeRequest", "DetokenizeRequest", "Speculation"):
         for field in document["components"]["schemas"][model]["properties"]:
             assert re.search(rf"[`\"]{field}\b", text), f"{model}.{field}"
+
+
+def test_speculation_is_set_by_whom_the_command_line_allows_it(make_server, http):
+    """The fake engine was started with `fixed`, and has room for 3 drafts."""
+    refused = http.put("/speculation", json={"speculation": "off"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_allowed")
+    assert "--speculation-control" in refused.json()["error"]["message"]
+    server = make_server(speculation_control=True)
+    with httpx.Client(base_url=server.url, timeout=10) as own:
+        for setting in ("off", "fixed:3", "fixed"):
+            for answer in (own.put("/speculation", json={"speculation": setting}), own.get("/speculation")):
+                assert (answer.status_code, answer.json()) == (200, {"speculation": setting})
+        for wrong in ("auto", "max:2", "fixed:4", "fast", ""):
+            answer = own.put("/speculation", json={"speculation": wrong})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "speculation")
+        assert own.put("/speculation", json={}).status_code == 400
+        assert own.post("/speculation", json={"speculation": "off"}).status_code == 405
+    assert server.engine.shifts == ["off", "fixed:3", "fixed"]
+    assert http.get("/speculation").status_code == 200

@@ -1,4 +1,4 @@
-"""The arms of a measurement: what is compared, as extra fields of every request or as servers of their own.
+"""The arms of a measurement: extra fields of every request, settings of a server's speculation, or several servers.
 
 Knows how arms are written on the command line and in which order they take turns; never how a request is sent.
 """
@@ -18,22 +18,28 @@ OWN_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "n")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One thing to compare. url: its server. body: fields added to every request of its."""
+    """One thing to compare. url: its server. body: fields added to every request of its. speculation: what the server
+    is set to before each of its turns, in the words of `--speculation`; "" leaves the server alone."""
 
     name: str
     url: str
     body: dict[str, Any] = field(default_factory=dict)
+    speculation: str = ""
 
 
 def parse_arms(texts: Sequence[str], url: str) -> list[Arm]:
     """The arms in the order they were given; one without extra fields when there are none.
 
-    Each text is NAME=JSON, NAME=URL, or NAME=URL JSON. `url` is the server of arms that name none.
+    Each text is NAME= and then any of URL @SETTING JSON, in this order. `url` is the server of arms that name none.
+    Raises OverdriveError, one line.
     """
     arms = [_parse(text, url) for text in texts] or [Arm("server", base_url(url))]
     names = [arm.name for arm in arms]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise OverdriveError(f"--arm {twice}: given twice; every arm needs a name of its own")
+    set_ones = {arm.url for arm in arms if arm.speculation}
+    if unset := next((arm.name for arm in arms if arm.url in set_ones and not arm.speculation), ""):
+        raise OverdriveError(f"--arm {unset}: other arms set this server's speculation; say @SETTING, such as @auto")
     return arms
 
 
@@ -41,10 +47,13 @@ def _parse(text: str, url: str) -> Arm:
     name, equals, rest = text.partition("=")
     name, rest = name.strip(), rest.strip()
     if not (name and equals):
-        raise OverdriveError(f"--arm {text!r}: write NAME={{...}} or NAME=http://..., for example off={{}}")
+        raise OverdriveError(f"--arm {text!r}: write NAME={{...}}, NAME=@off or NAME=http://..., for example off={{}}")
     if rest.startswith(("http://", "https://")):
         url, _, rest = rest.partition(" ")
-    return Arm(name, base_url(url), parse_body(rest, f"--arm {name}"))
+    speculation, rest = "", rest.lstrip()
+    if rest.startswith("@"):
+        speculation, _, rest = rest[1:].partition(" ")
+    return Arm(name, base_url(url), parse_body(rest.strip(), f"--arm {name}"), speculation)
 
 
 def parse_body(text: str, option: str) -> dict[str, Any]:

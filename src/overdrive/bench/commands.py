@@ -22,6 +22,7 @@ EXAMPLES = """
 Examples:
   overdrive bench sweep http://127.0.0.1:8000 --prompts question.jsonl --concurrency 1,2,4,8 \\
     --arm off='{"speculation": {"enabled": false}}' --arm k3='{"speculation": {"max_drafts": 3}}' --arm auto='{}'
+  overdrive bench sweep http://127.0.0.1:8000 --arm off=@off --arm k1=@fixed:1 --arm k3=@fixed:3 --arm auto=@auto
   overdrive bench sweep --arm ours=http://127.0.0.1:8000 --arm theirs=http://127.0.0.1:9000
   overdrive bench trace http://127.0.0.1:8000 --trace AzureLLMInferenceTrace_conv.csv --speed 0.5 --requests 100
   overdrive bench report bench-20260101-120000.jsonl

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +16,12 @@ import httpx
 
 from overdrive.bench.arms import Arm
 from overdrive.bench.client import Ask, Sample, alive, send
+from overdrive.bench.lever import put_back, shift
 from overdrive.bench.load import Send, closed
 from overdrive.bench.plan import Block, blocks
 from overdrive.bench.records import Writer
 from overdrive.bench.target import Target, counters, meet
+from overdrive.errors import OverdriveError
 
 WARM_TOKENS = 8
 WARM_USERS = 4  # at least: a trace may hold hundreds of prompts
@@ -70,7 +72,10 @@ async def measure(job: Job, open_writer: Callable[[], Writer], progress: Progres
     """
     headers = {"Authorization": f"Bearer {job.api_key}"} if job.api_key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(headers=headers, timeout=job.timeout, limits=limits, trust_env=False) as http:
+    async with (
+        httpx.AsyncClient(headers=headers, timeout=job.timeout, limits=limits, trust_env=False) as http,
+        put_back(http, job.arms),
+    ):
         asks = [ask for several in job.asks.values() for ask in several]
         target = await meet(http, job.arms, asks, job.model)
         writer = open_writer()
@@ -89,7 +94,7 @@ async def measure(job: Job, open_writer: Callable[[], Writer], progress: Progres
 
 
 def _begin(job: Job, target: Target, writer: Writer, progress: Progress) -> None:
-    arms = [{"name": arm.name, "url": arm.url, "body": arm.body, "model": target.models[arm.url]} for arm in job.arms]
+    arms = [{**asdict(arm), "model": target.models[arm.url]} for arm in job.arms]
     loads = list(job.asks)
     writer.run({**job.facts, "arms": arms, "loads": loads, "repeats": job.repeats, "servers": target.about})
     if job.outlook:
@@ -121,6 +126,7 @@ class Session:
             await self._block(block)
 
     async def _block(self, block: Block) -> None:
+        await self._shift(block.arm)
         before = await counters(self.http, block.arm.url)
         began = time.monotonic()
 
@@ -142,6 +148,7 @@ class Session:
         """Sends each server all prompts once, so that every arm finds the same prefix cache, and each arm a few."""
         users, seen = max(WARM_USERS, min(64, round(load))), set[str]()
         for arm in self.job.arms:
+            await self._shift(arm)
             short = [replace(ask, body={**ask.body, "max_tokens": WARM_TOKENS}) for ask in asks]
 
             async def ask_one(ask: Ask, arm: Arm = arm) -> None:
@@ -149,6 +156,12 @@ class Session:
 
             await closed(short[: users if arm.url in seen else len(short)], users, ask_one)
             seen.add(arm.url)
+
+    async def _shift(self, arm: Arm) -> None:
+        try:
+            await shift(self.http, arm)
+        except OverdriveError as error:
+            raise Lost(str(error)) from None
 
     async def _send(self, arm: Arm, ask: Ask) -> Sample:
         return await send(self.http, arm.url, ask, self.target.models[arm.url], arm.body)

@@ -14,6 +14,7 @@ import httpx
 
 from overdrive.bench.arms import Arm
 from overdrive.bench.client import Ask, error_text, send
+from overdrive.bench.lever import shift
 from overdrive.errors import OverdriveError
 
 TRIAL_TOKENS = 4
@@ -40,6 +41,7 @@ async def meet(http: httpx.AsyncClient, arms: Sequence[Arm], asks: Sequence[Ask]
         target.about[url] = await _about(http, url)
     kinds = {ask.kind: ask for ask in asks}
     for arm in arms:
+        await shift(http, arm)
         for ask in kinds.values():
             target.notes.extend(await _try(http, arm, ask, target.models[arm.url]))
     for arm in {arm.url: arm for arm in arms if arm.body}.values():

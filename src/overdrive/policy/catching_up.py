@@ -115,6 +115,10 @@ class CatchUp:
         self._missed.follow(step, drafting > 0, step.plan.most_rows < 0)
         return behind
 
+    def follow(self, step: Step) -> None:
+        """A step has settled of which nothing is to be learnt."""
+        self._missed.follow(step, any(map(_DRAFTS, step.rows)), step.plan.most_rows < 0)
+
 
 _SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))
 

@@ -61,6 +61,10 @@ class Controller(Protocol):
         """A step has settled, in the order in which steps were launched."""
         return
 
+    def follow(self, step: Step) -> None:
+        """A step has settled that somebody else decided on: it shows whose slots are whose, and teaches nothing."""
+        return
+
     def observe_masks(self, masks: int, seconds: float) -> None:
         """So many grammar masks were written in so much of the host's time."""
         return

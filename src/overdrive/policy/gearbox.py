@@ -125,6 +125,10 @@ class Gearbox(Controller):
         if plain and not few:
             self._timing.add(step, outcome, drafts, behind)
 
+    def follow(self, step: Step) -> None:
+        self._lessons.meet(step)
+        self._catch_up.follow(step)
+
     def observe_masks(self, masks: int, seconds: float) -> None:
         """Learn what a mask costs."""
         self.costs.correct_masks(masks, seconds)

@@ -42,15 +42,20 @@ class Lessons:
         return self._survival
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        """A step has settled. Slots change hands with admissions: what came before is learnt first."""
-        if step.admissions:
-            self.learn()
-            for admission in step.admissions:
-                params = admission.params
-                self._estimator.admit(admission.slot, params.temperature > 0, params.grammar is not None)
+        """A step has settled."""
+        self.meet(step)
         self._waiting.append((step, outcome))
         if len(self._waiting) >= STEPS_A_LESSON:
             self.learn()
+
+    def meet(self, step: Step) -> None:
+        """The requests that a step admits. Slots change hands with them: what came before is learnt first."""
+        if not step.admissions:
+            return
+        self.learn()
+        for admission in step.admissions:
+            params = admission.params
+            self._estimator.admit(admission.slot, params.temperature > 0, params.grammar is not None)
 
     def learn(self) -> None:
         """From all steps that wait for it."""

@@ -30,9 +30,15 @@ from overdrive.serve.keys import loopback
 from overdrive.serve.logs import log_failure, log_request
 from overdrive.serve.openapi import body, document
 from overdrive.serve.page.routes import add_page
-from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from overdrive.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SpeculationChange,
+    TokenizeRequest,
+)
 from overdrive.serve.record import record_of
-from overdrive.serve.replies import Detokenized, ModelCard, ModelList, Tokenized
+from overdrive.serve.replies import Detokenized, ModelCard, ModelList, SpeculationSetting, Tokenized
 from overdrive.serve.service import Closed, Gate, Service, off_loop
 from overdrive.serve.stream import ClientGone, json_response
 from overdrive.strict import Model, invalid
@@ -43,6 +49,7 @@ from overdrive.tools.turn import Asked
 M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
 MAX_METHOD = 20  # characters of a method's name in a message
+NO_CONTROL = "only a server started with --speculation-control lets this be changed"
 ELSEWHERE = {
     "reasoning_effort": "what the model's template knows of it goes into chat_template_kwargs, "
     'such as {"enable_thinking": false}; '
@@ -57,6 +64,7 @@ def create_app(gate: Gate, watchers: Sequence[Ended] = (log_request,)) -> FastAP
     _add_generation(app, gate)
     _add_text(app, gate)
     _add_state(app, gate)
+    _add_control(app, gate)
     add_page(app, gate)
     origins = list(gate.options.cors_origin)
     app.add_middleware(OwnPages, origins=origins)
@@ -224,6 +232,22 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
             "stats": service.client.stats,
         }
         return Response(msgspec.json.encode(facts), media_type="application/json")
+
+
+def _add_control(app: FastAPI, gate: Gate) -> None:
+    @app.get("/speculation", **body(None, "SpeculationSetting"))
+    async def speculation() -> Response:
+        """Who decides how much is drafted."""
+        return json_response(SpeculationSetting(gate.service().client.stats.speculation))
+
+    @app.put("/speculation", **body(SpeculationChange, "SpeculationSetting"))
+    async def shift(request: Request) -> Response:
+        """Let somebody else decide how much is drafted, for all requests. Answered when it is so."""
+        if not gate.options.speculation_control:
+            raise BadRequest(NO_CONTROL, "", "not_allowed", 403)
+        service = gate.service()
+        asked = await read_body(request, SpeculationChange, gate)
+        return json_response(SpeculationSetting(await service.shift(asked.speculation)))
 
 
 def _chat_report(style: ChatStyle) -> dict[str, Any]:

@@ -10,11 +10,20 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from overdrive.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SpeculationChange,
+    TokenizeRequest,
+)
 from overdrive.serve.replies import ANSWERS
 
 REF = "#/components/schemas/{model}"
-REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+REQUESTS: tuple[type[BaseModel], ...] = (
+    *(ChatRequest, CompletionRequest),
+    *(TokenizeRequest, DetokenizeRequest, SpeculationChange),
+)
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -35,6 +44,7 @@ STREAM = "Server-sent events: each data is a chunk of the answer as JSON, or an 
 FAULTS = {
     400: "A parameter is wrong; `param` names it.",
     401: "The API key is missing or wrong.",
+    403: "Not allowed here: a page of another site, a name that is not this machine's, or a control that is off.",
     404: "No such model.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",

@@ -158,3 +158,9 @@ class DetokenizeRequest(Model):
 
     model: str | None = None
     tokens: list[TokenId]
+
+
+class SpeculationChange(Model):
+    """Body of PUT /speculation: who is to decide how much is drafted, in the words of `--speculation`."""
+
+    speculation: str

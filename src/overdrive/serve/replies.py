@@ -251,4 +251,13 @@ class Detokenized(Struct):
     prompt: str
 
 
-ANSWERS: tuple[type[msgspec.Struct], ...] = (ChatCompletion, Completion, ModelList, ModelCard, Tokenized, Detokenized)
+class SpeculationSetting(Struct):
+    """Answer of /speculation: who decides how much is drafted."""
+
+    speculation: str
+
+
+ANSWERS: tuple[type[msgspec.Struct], ...] = (
+    *(ChatCompletion, Completion, ModelList, ModelCard),
+    *(Tokenized, Detokenized, SpeculationSetting),
+)

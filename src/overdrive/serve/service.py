@@ -14,6 +14,7 @@ from typing import TypeVar
 from overdrive.config import ServerOptions
 from overdrive.errors import BadRequest
 from overdrive.link import EngineClient, Reply
+from overdrive.policy.lever import fixed_by
 from overdrive.serve.entrance import Entrance
 from overdrive.serve.faults import ServerFault
 from overdrive.serve.metrics import Metrics
@@ -25,6 +26,7 @@ from overdrive.wire import EngineInfo, Submit
 
 T = TypeVar("T")
 RETRY_SECONDS = 5  # for a server that loads, drains or starts its engine again
+SHIFT_SECONDS = 30.0  # a step may be long
 GRACE_SECONDS = 0.5  # after its deadline a request is given up by the engine itself, should this process be late
 
 
@@ -81,6 +83,19 @@ class Service:
         if asked is None or asked >= self.request_seconds:
             return TimeLimit(self.request_seconds, "which is this server's limit")
         return TimeLimit(asked, "which is the request's timeout_seconds")
+
+    async def shift(self, speculation: str) -> str:
+        """Changes who decides how much is drafted; returns it when it is so. Raises BadRequest, see `policy.lever`, and
+        ServerFault (504) where the engine does not say that it is."""
+        fixed_by(speculation, self.info.speculation, self.info.drafts)
+        self.client.shift(speculation)
+        try:
+            async with asyncio.timeout(SHIFT_SECONDS):
+                while (await self.client.next_stats()).speculation != speculation:
+                    pass
+        except TimeoutError:
+            raise ServerFault("the engine does not answer", status=504) from None
+        return speculation
 
     def submit(
         self, answer_ids: list[str], prompts: list[list[int]], params: list[SamplingParams], seconds: float

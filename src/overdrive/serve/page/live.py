@@ -27,7 +27,7 @@ SILENCE = 0.5  # seconds after which a page is shown that the connection lives, 
 MAP_PULSES = 4  # pulses between two looks at whether the map has changed
 FACTS = (
     *("architecture", "device", "precision", "threads", "overlap", "simulated_acceptance"),
-    *("drafter", "draft_model", "drafts", "speculation", "plans", "sources"),
+    *("drafter", "draft_model", "drafts", "plans", "sources"),
     *("max_rows", "max_queue", "max_model_len", "kv_tokens", "page_size"),
 )
 _encode = msgspec.json.Encoder().encode
@@ -87,4 +87,5 @@ def facts(service: Service) -> dict[str, Any]:
         "chats": service.template.known,
         "costs": info.costs.get("origin", ""),
         **{name: getattr(info, name) for name in FACTS},
+        "speculation": service.client.stats.speculation or info.speculation,
     }
