@@ -165,6 +165,10 @@ class FakeEngine:
         news, self._news = self._news, []
         return news
 
+    def shift(self, speculation: str) -> None:
+        self.shifts.append(speculation)
+        self._news.append(replace(STATS, speculation=speculation))
+
     def _take(self, message: ToEngine) -> None:
         match message:
             case Submit():
@@ -174,8 +178,7 @@ class FakeEngine:
                 self.aborts.append(message.id)
                 self._running.pop(message.id, None)
             case Shift():
-                self.shifts.append(message.speculation)
-                self._news.append(replace(STATS, speculation=message.speculation))
+                self.shift(message.speculation)
             case Drain():
                 self._draining = True
             case Stop():

@@ -37,6 +37,7 @@ class PulsingEngine(FakeEngine):
     def __init__(self, info: EngineInfo = AUTO) -> None:
         super().__init__(round_seconds=0.01, info=info)
         self.busy = False
+        self.speculation = info.speculation
         self._steps = self._beats = 0
         self._next = 0.0
 
@@ -46,7 +47,11 @@ class PulsingEngine(FakeEngine):
         self._next = time.monotonic() + TOLD_SECONDS
         self._beats += 1
         self._steps += 20 * self.busy
-        return [self.stats(self._beats, self._steps)]
+        return [msgspec.structs.replace(self.stats(self._beats, self._steps), speculation=self.speculation)]
+
+    def shift(self, speculation: str) -> None:
+        super().shift(speculation)
+        self.speculation = speculation
 
     def stats(self, beats: int, steps: int) -> Stats:
         """After so many of either: 2 rows draft 3 tokens in every step; each first is right, and half of the second."""

@@ -124,6 +124,32 @@ def test_every_setting_has_its_page(make_server, visit, change, words):
     reads(page, "#facts", "no drafts" if not change.get("drafts", 3) else "3 a row")
 
 
+def test_the_lever_is_there_only_where_clients_may_use_it(make_server, live, visit):
+    page = visit(live)
+    reads(page, "#choice", "No step has run yet")
+    assert not page.locator("#lever").is_visible()
+    page = visit(make_server(engine=PulsingEngine(), speculation_control=True), PHONE)
+    page.locator("#lever").wait_for()
+    assert page.locator("#positions label").all_inner_texts() == ["auto", "off", "K = 1", "K = 2", "K = 3"]
+    assert page.evaluate(INVISIBLE) == page.evaluate(NAMELESS) == []
+
+
+def test_the_lever_decides_for_every_page(make_server, visit):
+    """By mouse on one page and by keyboard on the other; each shows what the other did."""
+    server = make_server(engine=PulsingEngine(), speculation_control=True)
+    one, other = visit(server), visit(server)
+    for page in (one, other):
+        page.wait_for_selector("#positions input[value=auto]:checked")
+    one.locator("#positions").get_by_text("K = 2").click()
+    for page in (one, other):
+        page.wait_for_selector("#positions input[value='fixed:2']:checked")
+    other.focus("#positions input[value='fixed:2']")
+    other.keyboard.press("ArrowRight")
+    for page in (one, other):
+        page.wait_for_selector("#positions input[value='fixed:3']:checked")
+    assert server.engine.shifts == ["fixed:2", "fixed:3"]
+
+
 def test_accepting_by_chance_is_said_plainly(make_server, visit):
     page = visit(make_server(engine=PulsingEngine(msgspec.structs.replace(AUTO, simulated_acceptance="0.7"))))
     reads(page, "#notice", "texts mean nothing")

@@ -27,7 +27,7 @@ SILENCE = 0.5  # seconds after which a page is shown that the connection lives, 
 MAP_PULSES = 4  # pulses between two looks at whether the map has changed
 FACTS = (
     *("architecture", "device", "precision", "threads", "overlap", "simulated_acceptance"),
-    *("drafter", "draft_model", "drafts", "plans", "sources"),
+    *("drafter", "draft_model", "drafts", "speculation", "plans", "sources"),
     *("max_rows", "max_queue", "max_model_len", "kv_tokens", "page_size"),
 )
 _encode = msgspec.json.Encoder().encode
@@ -37,7 +37,7 @@ async def follow(gate: Gate) -> AsyncIterator[bytes]:
     """Events for one page, until the server goes down or has nobody to tell of."""
     state = gate.state
     if isinstance(state, Service):
-        yield event("hello", facts(state))
+        yield event("hello", facts(state, gate.options.speculation_control))
         async for told in _watch(gate, state):
             yield told
     if isinstance(gate.state, Closed):
@@ -77,8 +77,9 @@ def event(name: str, value: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encode(value) + b"\n\n"
 
 
-def facts(service: Service) -> dict[str, Any]:
-    """What runs here. started: Unix time of this start; another one means another server."""
+def facts(service: Service, control: bool) -> dict[str, Any]:
+    """What runs here. started: Unix time of this start; another one means another server. control: whether clients may
+    change who decides how much is drafted."""
     info = service.info
     return {
         "version": __version__,
@@ -87,5 +88,5 @@ def facts(service: Service) -> dict[str, Any]:
         "chats": service.template.known,
         "costs": info.costs.get("origin", ""),
         **{name: getattr(info, name) for name in FACTS},
-        "speculation": service.client.stats.speculation or info.speculation,
+        "control": control,
     }

@@ -1,6 +1,7 @@
 // The page: what the server tells, and where it is shown.
 import {Chat} from "./chat.js";
 import {History} from "./history.js";
+import {Lever} from "./lever.js";
 import {LoadMap} from "./map.js";
 import {byId, showAccepted, showPlan, Tiles, write} from "./panels.js";
 import {color, Plot, shade} from "./plots.js";
@@ -21,7 +22,7 @@ const map = new LoadMap(byId("map"));
 let key = "", facts = null, newest = null, atlas = null, plots = [], said = "", due = false, unlocking = null;
 
 const headers = () => key ? {Authorization: `Bearer ${key}`} : {};
-const chat = new Chat(headers, locked);
+const chat = new Chat(headers, locked), lever = new Lever(headers, locked);
 const now = () => performance.now() / 1000;
 
 // ---- what the server tells -----------------------------------------------------------------------------------------
@@ -33,6 +34,7 @@ follow("live", headers, {
     const parts = [told.model, told.architecture, device, setting(told), `Overdrive ${told.version}`];
     write(byId("facts"), parts.join(" · "));
     chat.open(told.model, told.chats);
+    lever.open(told);
     build();
   },
   map(told) {
@@ -135,6 +137,7 @@ function draw() {
   const at = now();
   tiles.show(newest, history);
   showPlan(newest, history, facts);
+  lever.show(newest.speculation || facts.speculation);
   showAccepted(byId("accepted"), history.drafts(30), newest.plan.survival);
   map.here(newest.running ? newest.plan.rows : 0, newest.plan.context);
   for (const {plot, fields} of plots) plot.draw(history.columns(at, fields));

@@ -51,7 +51,7 @@ export class Tiles {
 }
 
 export function showPlan(pulse, history, facts) {
-  const {choice, reason} = explain(pulse.plan, facts);
+  const {choice, reason} = explain(pulse.plan, facts, pulse.speculation);
   const idle = pulse.plan.rule && !pulse.running && !pulse.steps;
   write(byId("choice"), idle ? `${choice}, idle since` : choice);
   write(byId("reason"), reason);

@@ -40,9 +40,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """`running` to `pages_total` are of now. The rest happened within the last `seconds`, fields as in `Stats`."""
+    """`speculation` to `pages_total` are of now. The rest happened within the last `seconds`, fields as in `Stats`."""
 
     seconds: float
+    speculation: str
     running: int
     waiting: int
     pages_used: int
@@ -64,6 +65,7 @@ def pulse(now: Stats, then: Stats) -> Pulse:
     """What `now` adds to `then`, which is older or the same."""
     return Pulse(
         seconds=now.clock - then.clock,
+        speculation=now.speculation,
         running=now.running,
         waiting=now.waiting,
         pages_used=now.pages_used,

@@ -22,13 +22,19 @@ export function setting(facts) {
   return `drafts by ${who}, ${most}, --speculation ${facts.speculation}`;
 }
 
-// The newest plan: {choice, reason}.
-export function explain(plan, facts) {
+// `fixed:3` on a button.
+export function settingInWords(setting) {
+  const fixed = /^fixed:(\d+)$/.exec(setting);
+  return fixed ? `K = ${fixed[1]}` : setting;
+}
+
+// The newest plan: {choice, reason}. now: who decides by now, "" where the server does not say.
+export function explain(plan, facts, now) {
   const whole = `K = ${plan.drafts}`, rows = plural(plan.rows, "row");
   switch (plan.rule) {
     case "": return {choice: "No step has run yet", reason: idle(facts)};
     case "prefill": return {choice: "Only prompts are read", reason: "Nothing is drafted before an answer has begun."};
-    case "fixed": return {choice: plan.rows ? `${whole} for ${rows}` : whole, reason: fixed(facts)};
+    case "fixed": return {choice: plan.rows ? `${whole} for ${rows}` : whole, reason: fixed(facts, now)};
     case "gear": return {choice: `${whole} for ${rows}`, reason: `${meaning(plan)} ${expected(plan)} ${second(plan)}`};
     case "probe": return {
       choice: `${whole} for ${rows}, to try it`,
@@ -57,8 +63,9 @@ function second(plan) {
   return `Next best: ${other} with ${count(plan.runner_up_score)} a second, ${off}.`;
 }
 
-function fixed(facts) {
+function fixed(facts, now) {
   if (!facts.drafts) return idle(facts);
+  if (now && now !== facts.speculation) return `The same in every step, whatever the load: set by hand to ${now}.`;
   return `The same in every step, as --speculation ${facts.speculation} says, whatever the load.`;
 }
 
