@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overdrive.grammar.base import GrammarFault, GrammarLimit
+from overdrive.grammar.base import GrammarAwaited, GrammarFault, GrammarLimit
 from overdrive.policy.acceptance import DraftCounts, key_of
 from overdrive.request import Request, Running
 from overdrive.scheduler import Scheduler
@@ -50,6 +50,7 @@ class Committer:
         self.prefilled_tokens = 0
         self.generated_tokens = 0
         self.finished: Counter[FinishReason] = Counter()
+        self._parted: list[Request] = []
 
     def settle(self, step: Step, outcome: Outcome) -> list[Delta]:
         """Take a step's results into its requests. Rows of requests that have finished meanwhile are skipped."""
@@ -73,6 +74,8 @@ class Committer:
                 self._let_go(running.request, delta.finish)
             elif running.leaving and not running.launched:
                 self._scheduler.evict(running)
+                if running.request.constraint.awaited:
+                    self._parted.append(running.request)
             if delta.tokens or delta.finish or delta.prompt_logprobs is not None:
                 deltas.append(delta)
         return deltas
@@ -92,6 +95,7 @@ class Committer:
             running.stored += row.known
             self.prefilled_tokens += row.known
         kept = self._take(request, tokens)
+        running.leaving = running.leaving or request.constraint.awaited is not None
         accepted = min(len(tokens) - 1, len(kept)) if tokens else 0
         request.drafted += max(accepted, 0)
         request.offered += offered
@@ -109,12 +113,15 @@ class Committer:
         """Append tokens up to and including the one that ends the answer; sets `finish` there.
 
         A token that the grammar refuses is a fault of the server's, a grammar that cannot be followed one of its
-        author's: either ends the request, and the token is not part of the answer.
+        author's: either ends the request, and the token is not part of the answer. Nor are those for which a grammar
+        is awaited: they will be drawn again.
         """
         params = request.params
         for taken, token in enumerate(tokens, start=1):
             try:
                 request.constraint.accept(token)
+            except GrammarAwaited:
+                return tokens[: taken - 1]
             except GrammarFault as fault:
                 status = 400 if isinstance(fault, GrammarLimit) else 500
                 request.finish = Finish(FinishReason.ERROR, message=str(fault), status=status)
@@ -159,6 +166,11 @@ class Committer:
             for index in cache.donate(tokens, running.pages, running.donated, full):
                 running.exchange(index)
             running.donated = full
+
+    def take_parted(self) -> list[Request]:
+        """Requests that went back to the queue since the last call, and cannot go on before what they await."""
+        parted, self._parted = self._parted, []
+        return parted
 
     def abort(self, request: Request, finish: Finish) -> Delta:
         """End a request that has not finished, whatever it is doing."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from weakref import WeakSet
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import GrammarLimit, Vocabulary, without_tokenizer
+from overdrive.grammar.base import GrammarAwaited, Vocabulary, without_tokenizer
 from overdrive.grammar.constraint import Constrained, Lead
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs, Ticket, wait_for
@@ -42,6 +43,13 @@ class Compiling:
             request.held = True
             self._waiting[request] = self._programs.ask(grammar.kind, grammar.source)
 
+    def hold_again(self, request: Request) -> None:
+        """The same for one whose program is compiled anew, since answers have used it up. It was compiled before, so
+        there is no limit to the time that it may take to come to it."""
+        if request.constraint.awaited is not None:
+            request.held = True
+            self._waiting[request] = Ticket(request.constraint.awaited, inf)
+
     def release(self) -> list[tuple[Request, BadRequest]]:
         """Let those go whose grammar is there. Returns those that must end, and why."""
         refused = []
@@ -51,22 +59,23 @@ class Compiling:
             elif ticket.ready:
                 del self._waiting[request]
                 try:
-                    request.constraint = self._constraint(request, ticket)
-                    request.held = False
+                    self._let_go(request, ticket)
+                except GrammarAwaited as wait:  # others have used it up since it was asked for
+                    self._waiting[request] = Ticket(wait.ready, inf)
                 except BadRequest as error:
                     # The program's error is kept with it, and its traceback would keep this frame and its request.
                     refused.append((request, error.with_traceback(None)))
         return refused
 
-    def _constraint(self, request: Request, ticket: Ticket) -> Constrained:
-        grammar = request.params.grammar
+    def _let_go(self, request: Request, ticket: Ticket) -> None:
+        program, grammar = ticket.program(), request.params.grammar
         assert grammar is not None
-        try:
-            made = Constrained(ticket.program(), self._eos_ids, Lead(grammar.after, grammar.trigger))
-        except GrammarLimit as limit:  # others have used it up since it was asked for
-            raise BadRequest(str(limit)) from limit
-        self._made.add(made)
-        return made
+        if request.constraint.awaited is None:
+            request.constraint = made = Constrained(program, self._eos_ids, Lead(grammar.after, grammar.trigger))
+            self._made.add(made)
+        else:
+            request.constraint.resume()
+        request.held = False
 
     def wait(self, seconds: float) -> None:
         """Nothing else is to be done: returns when a grammar may be there, after `seconds` at the latest."""

@@ -147,7 +147,10 @@ class Engine:
         if self._scheduler.held_alone and self._loop.settled:
             self._compiling.wait(0.0 if refused else COMPILING_SECONDS)
             return refused
-        return refused + self._loop.advance()
+        deltas = self._loop.advance()
+        for request in self._committer.take_parted():
+            self._compiling.hold_again(request)
+        return refused + deltas
 
     def stats(self) -> Stats:
         """Counters since the start."""

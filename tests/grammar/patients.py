@@ -28,4 +28,4 @@ class Patients:
             os.kill(os.getpid(), signal.SIGSTOP)
         if kind == "panicking":
             raise BaseException("index out of bounds")
-        return SimpleNamespace(spent=False)
+        return SimpleNamespace()

@@ -168,8 +168,6 @@ class Brittle:
 
 
 class BrittleProgram:
-    spent = False
-
     def start(self) -> Matcher:
         return Brittle(3)
 
@@ -197,8 +195,6 @@ class OneWay(Brittle):
 
 
 class OneWayProgram:
-    spent = False
-
     def start(self) -> Matcher:
         return OneWay(9)
 
@@ -254,8 +250,6 @@ class Sluggish(Brittle):
 
 
 class SluggishProgram:
-    spent = False
-
     def start(self) -> Matcher:
         return Sluggish(100)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from functools import partial
 
 import llguidance
 import pytest
 
 from overdrive.commit import Committer
-from overdrive.grammar.base import GrammarLimit, legal
-from overdrive.grammar.constraint import Constrained
+from overdrive.grammar.base import GrammarAwaited, GrammarLimit, GrammarSpent, legal
+from overdrive.grammar.constraint import TRIES, Constrained
+from overdrive.grammar.crew import Crew
 from overdrive.grammar.guidance import GuidanceCompiler
+from overdrive.grammar.lasting import Lasting
 from overdrive.grammar.sheet import blank_sheet
 from overdrive.request import Request
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
@@ -46,7 +50,6 @@ def test_answers_that_use_up_a_lexer_have_another(monkeypatch: pytest.MonkeyPatc
     first, rng = program.matcher, random.Random(0)
     assert [follow(Constrained(program, (EOS,)), rng, 40) for _ in range(8)] == [40] * 8
     assert program.matcher is not first
-    assert not program.spent
 
 
 def test_masks_do_not_change_by_a_new_lexer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +68,32 @@ def test_masks_do_not_change_by_a_new_lexer(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_grammar_that_is_slow_to_compile_is_compiled_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overdrive.grammar.guidance.RENEWAL_SECONDS", -1.0)
     program = few_states(monkeypatch, 400)("regex", MANY_STATES)
-    rng, lengths = random.Random(0), []
-    while not program.spent:
-        lengths.append(follow(Constrained(program, (EOS,)), rng, 40))
-    assert lengths[-1] < 40
-    with pytest.raises(GrammarLimit):
+    rng = random.Random(0)
+    while follow(Constrained(program, (EOS,)), rng, 40) == 40:
+        pass
+    with pytest.raises(GrammarSpent):
         program.start()
+
+
+def test_a_grammar_beyond_the_limits_is_not_compiled_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that a new lexer brings no further has come to its end."""
+    monkeypatch.setattr("overdrive.grammar.guidance.RENEWAL_SECONDS", -1.0)
+    program = Lasting(partial(few_states(monkeypatch, 300), "json_schema", COUNTED), Crew(1, nice=0))
+    constraint, waits, sheet = Constrained(program, (EOS,)), [], blank_sheet(1, 1, 1, 2, (3, 4))
+    tokens = encode('"' + "the name " * 100)
+    with pytest.raises(GrammarLimit, match="more than can be followed"):
+        while True:
+            constraint.walk([], sheet.bits, sheet.forced[0])
+            try:
+                constraint.accept(tokens[len(constraint._accepted)])
+            except GrammarAwaited as wait:
+                wait.ready.result(5)
+                with pytest.raises(GrammarAwaited):  # by what was drawn without a mask
+                    constraint.accept(tokens[0])
+                assert constraint.walk([], sheet.bits, sheet.forced[0]) == 0
+                constraint.resume()
+                waits.append(len(constraint._accepted))
+    assert waits and max(Counter(waits).values()) < TRIES
 
 
 def test_the_word_for_it_is_a_400(monkeypatch: pytest.MonkeyPatch) -> None:

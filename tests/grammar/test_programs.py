@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import NotNow, Vetted, legal
+from overdrive.grammar.base import GrammarAwaited, GrammarSpent, NotNow, Vetted, legal
+from overdrive.grammar.lasting import Lasting
 from overdrive.grammar.programs import KEPT, KEPT_BYTES, Programs, wait_for
 from overdrive.grammar.sources import MOST_BYTES, compose
 
@@ -18,25 +19,34 @@ from .words import EOS, compiler, encode, programs
 
 
 class Made(str):
-    """A program that is its source."""
+    """A program whose matchers are its source; once it is `spent`, it has none."""
 
     spent = False
+
+    def start(self):
+        if self.spent:
+            raise GrammarSpent
+        return self
 
 
 class Slow:
     """Compiles when it is let."""
 
     def __init__(self) -> None:
-        self.go, self.count = threading.Event(), 0
+        self.go, self.made = threading.Event(), []
+
+    @property
+    def count(self) -> int:
+        return len(self.made)
 
     def compose(self, kind: str, source: str) -> str:
         raise NotImplementedError
 
     def build(self, kind: str, source: str, grammar: str):
-        self.count += 1
+        self.made.append(Made(grammar))
         if kind == "slow":
             self.go.wait(30)
-        return Made(grammar)
+        return self.made[-1]
 
 
 def let_pass(kind: str, source: str, seconds: float) -> Future[Vetted]:
@@ -53,7 +63,7 @@ def test_equal_grammars_are_compiled_once() -> None:
     assert not any(ticket.ready for ticket in tickets)
     slow.go.set()
     wait_for(tickets, 5)
-    assert {ticket.program() for ticket in tickets} == {"a"}
+    assert {ticket.program().start() for ticket in tickets} == {"a"}
     assert slow.count == 1
     made.close()
 
@@ -88,7 +98,7 @@ def test_slow_grammars_hold_no_quick_one() -> None:
     made = Programs(slow, let_pass)
     late, soon = [made.ask("slow", str(number)) for number in range(20)], made.ask("quick", "b")
     wait_for([soon], 5)
-    assert soon.program() == "b"
+    assert soon.program().start() == "b"
     assert not any(ticket.ready for ticket in late)
     slow.go.set()
     wait_for(late[-1:], 5)
@@ -124,17 +134,74 @@ def test_programs_that_take_much_memory_are_not_kept() -> None:
     made.close()
 
 
-def test_a_program_that_is_spent_is_compiled_anew() -> None:
-    slow = Slow()
+def test_a_program_that_is_used_up_is_followed_by_another() -> None:
+    """Whoever has it goes on with it, and it is not tried again."""
+    slow, program = had("quick")
+    slow.made[0].spent = True
+    wait = awaited(program)
+    assert wait.ready.result(5) is program
+    assert program.start() is slow.made[1]
+
+
+def test_whoever_awaits_a_program_awaits_the_same() -> None:
+    slow, program = had("slow")
+    slow.go.clear()
+    slow.made[0].spent = True
+    first, second = awaited(program), awaited(program)
+    assert first.ready is second.ready and not first.ready.done()
+    slow.go.set()
+    assert first.ready.result(5) is program
+    assert program.start() is slow.made[1]
+
+
+def test_a_program_that_was_used_up_once_has_another_ahead() -> None:
+    """So nobody waits again."""
+    slow, program = had("quick")
+    slow.made[0].spent = True
+    awaited(program).ready.result(5)
+    for newest in range(1, 9):
+        assert program.start() is slow.made[newest]
+        program._ordered[0].result(5)
+        slow.made[newest].spent = True
+    assert program.copies == 2
+
+
+def test_a_successor_does_not_wait_behind_what_is_slow() -> None:
+    slow, program = had("quick")
     made = Programs(slow, let_pass)
-    first = made.ask("quick", "a")
-    wait_for([first], 5)
-    first.program().spent = True
-    second = made.ask("quick", "a")
-    wait_for([second], 5)
-    assert not second.program().spent
-    assert slow.count == 2
+    others = [made.ask("slow", str(number)) for number in range(5)]
+    slow.made[0].spent = True
+    awaited(program).ready.result(5)
+    assert not any(other.ready for other in others)
+    slow.go.set()
+    wait_for(others[-1:], 5)
     made.close()
+
+
+def test_a_successor_that_cannot_be_built_is_tried_again() -> None:
+    slow, program = had("quick")
+    slow.made[0].spent = True
+    building, program._build = program._build, lambda: 1 // 0
+    assert isinstance(awaited(program).ready.exception(5), ZeroDivisionError)
+    program._build = building
+    assert awaited(program).ready.result(5) is program
+
+
+def had(kind: str) -> tuple[Slow, Lasting]:
+    """A program and its compiler."""
+    slow = Slow()
+    slow.go.set()
+    made = Programs(slow, let_pass)
+    ticket = made.ask(kind, "a")
+    wait_for([ticket], 5)
+    slow.go = threading.Event() if kind == "quick" else slow.go
+    return slow, ticket.program()
+
+
+def awaited(program: Lasting) -> GrammarAwaited:
+    with pytest.raises(GrammarAwaited) as wait:
+        program.start()
+    return wait.value
 
 
 LONG = 20_000

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+
+import llguidance
+import pytest
 
 from overdrive.commit import Delta
 from overdrive.compiling import Compiling
@@ -14,6 +20,7 @@ from overdrive.device.stream import InlineStream
 from overdrive.engine import Engine, Meter
 from overdrive.engine_process import as_message
 from overdrive.grammar.base import Vetted
+from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs, Vet
 from overdrive.grammar.vetter import Level
 from overdrive.grammar.vetting import Vetting
@@ -21,9 +28,14 @@ from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
 from tests.grammar.patients import Patients
-from tests.grammar.words import END_OF_TURN, EOS, compiler
+from tests.grammar.words import END_OF_TURN, EOS, VOCABULARY, compiler, program
 
-from .tiny_drafters import ngram
+from .bench import Bench, RandomDrafts
+from .constrained import oracle
+from .lazy import LazyStream
+from .padded_engine import choices, padded_bench
+from .test_engine_laws import random_bounds
+from .tiny_drafters import DRAFTERS, ngram
 from .tiny_engine import VOCAB, tiny_bench
 
 
@@ -51,8 +63,8 @@ class Gate:
         return compiler()(kind, grammar)
 
 
-def make_engine(gate: Gate, seconds: float = 30.0, vet: Vet | None = None) -> Engine:
-    bench = tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
+def make_engine(gate: Gate, seconds: float = 30.0, vet: Vet | None = None, bench: Bench | None = None) -> Engine:
+    bench = bench or tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
     info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
     meter = Meter(DraftCounts(("ngram",), 3))
     compiling = Compiling(Programs(gate, vet or gate.vet, threads=2, seconds=seconds), (EOS, END_OF_TURN))
@@ -63,6 +75,72 @@ def make_engine(gate: Gate, seconds: float = 30.0, vet: Vet | None = None) -> En
 def params(source: str = "", most: int = 12, kind: str = "regex") -> SamplingParams:
     grammar = GrammarSpec(kind, source) if source else None
     return SamplingParams(max_tokens=most, temperature=0.0, grammar=grammar, stop_token_ids=(EOS,))
+
+
+class Renewing(Gate):
+    """Its programs are used up soon, and those that follow the first of each are built while it is open."""
+
+    def __init__(self, states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        limits = llguidance.LLParserLimits(max_lexer_states=states, verbose_errors=False)
+        monkeypatch.setattr("overdrive.grammar.guidance.LIMITS", limits)
+        monkeypatch.setattr("overdrive.grammar.guidance.RENEWAL_SECONDS", -1.0)
+        self.built: Counter[str] = Counter()
+
+    def build(self, kind: str, source: str, grammar: str):
+        self.built[source] += 1
+        if self.built[source] > 1:
+            self.open.wait(30)
+        return GuidanceCompiler(VOCABULARY)(kind, grammar)
+
+
+MANY_STATES = "([a-z ]*[ab][a-z ]{12})*"
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_nobody_ends_by_what_others_use_up(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late streams, random K, chunks, pages and preemption: the text is that of an answer that is alone."""
+    renewed, _ = 0, program("regex", MANY_STATES)  # the oracle's, which is never used up
+    for seed in range(3):
+        rng, ends = random.Random(seed), {}
+        gate = Renewing(300, monkeypatch)
+        gate.open.set()
+        make, drafters = (padded_bench, choices()) if padded else (tiny_bench, DRAFTERS)
+        engine = make_engine(
+            gate,
+            bench=make(LazyStream(rng), RandomDrafts(rng), rng.choice(list(drafters.values())), **random_bounds(rng)),
+        )
+        asked = {str(n): (rng.randrange(VOCAB), n) for n in range(4)}
+        sampled = replace(params(MANY_STATES, 20), temperature=1.0, seed=seed)
+        for name, prompt in asked.items():
+            engine.submit(name, prompt, sampled)
+        run(engine, ends)
+        assert set(ends) == set(asked)
+        for name, prompt in asked.items():
+            expected, finish = oracle(prompt, sampled)
+            assert (list(ends[name].request.output), ends[name].finish) == (expected, finish)
+        renewed += gate.built[MANY_STATES] - 1
+    assert renewed > 2
+
+
+def test_who_waits_for_a_grammar_that_was_used_up_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, ends = Renewing(400, monkeypatch), {}
+    engine = make_engine(gate)
+    engine.submit("held", (1, 2), replace(params(MANY_STATES, 60), temperature=1.0, seed=1))
+    run(engine, ends, lambda: gate.built[MANY_STATES] == 2)
+    assert not ends
+    for number in range(3):
+        engine.submit(f"free{number}", (1, 2), params())
+    engine.submit("same", (1, 2), params(MANY_STATES, 4))
+    run(engine, ends, lambda: len(ends) == 3)
+    assert {name[:4] for name in ends} == {"free"}
+    engine.advance()
+    assert engine.stats().slots_used == 0
+    [gone] = engine.abort("same")
+    assert gone.finish.reason is FinishReason.ABORT
+    gate.open.set()
+    run(engine, ends)
+    assert ends["held"].finish.reason is FinishReason.STOP
 
 
 def run(engine: Engine, ends: dict[str, Delta], until=lambda: False) -> None:

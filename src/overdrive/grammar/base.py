@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,6 +27,21 @@ class GrammarFault(Exception):
 
 class GrammarLimit(GrammarFault):
     """A matcher cannot go on, since the grammar leads to more than is followed: its author's doing."""
+
+
+class GrammarSpent(GrammarLimit):
+    """Answers have taken all that they may take of a program together: it must be compiled anew, not within a step."""
+
+    def __init__(self) -> None:
+        super().__init__("the grammar leads to more than can be followed; let it have smaller counts such as maxLength")
+
+
+class GrammarAwaited(Exception):
+    """An answer goes on when its program has been compiled anew. ready: the program then. No fault of anybody's."""
+
+    def __init__(self, ready: Future[Program]) -> None:
+        super().__init__("the grammar is being compiled anew")
+        self.ready = ready
 
 
 class NotNow(BadRequest):
@@ -116,15 +132,10 @@ class Matcher(Protocol):
 class Program(Protocol):
     """A compiled grammar."""
 
-    @property
-    def spent(self) -> bool:
-        """Answers have taken all that they may take of it together: it must be compiled anew."""
-        ...
-
     def start(self) -> Matcher:
         """A matcher at its beginning. Where answers have used up what they share, it shares that with none of them.
 
-        Raises GrammarLimit where the program is spent.
+        Raises, where that takes longer than a step can wait, GrammarAwaited; GrammarSpent where nobody is at it.
         """
         ...
 

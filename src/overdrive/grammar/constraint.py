@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from math import inf
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from overdrive.grammar.base import GrammarFault, GrammarLimit, Matcher, Program, Words, all_but, legal
+from overdrive.grammar.base import GrammarAwaited, GrammarFault, GrammarLimit, Matcher, Program, Words, all_but, legal
 
 MASK_SECONDS = 0.005
 """What a mask may take of the processor in the long run; nearly all take a hundredth of that."""
@@ -27,8 +29,8 @@ SPARE_SECONDS = 1.0
 
 
 TRIES = 3
-"""How often a mask that is beyond the limits is tried: each try has the library's limits anew, and goes on from what
-those before it found."""
+"""How often a token that is beyond the limits is tried: each try has the library's limits anew, and goes on from what
+those before it found, or has a lexer that nobody has used."""
 
 
 class Constraint(Protocol):
@@ -38,13 +40,25 @@ class Constraint(Protocol):
     def active(self) -> bool: ...
 
     @property
+    def awaited(self) -> Future[Program] | None:
+        """What must end before the answer can go on, by `resume`; None but for when its program is compiled anew.
+
+        Steps that hold it meanwhile draw tokens that are nobody's.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Go on, since what was awaited has ended and no launched step holds the answer any more."""
+        ...
+
+    @property
     def ended(self) -> bool:
         """The grammar's end was accepted: the answer is whole."""
         ...
 
     def accept(self, token: int) -> None:
         """The next committed token. Raises GrammarFault where it is not legal, GrammarLimit where the grammar cannot be
-        followed so far: both end the request."""
+        followed so far: both end the request. GrammarAwaited: it is not taken, and the answer has to wait."""
         ...
 
     def certain(self, most: int) -> tuple[int, ...]:
@@ -57,7 +71,7 @@ class Constraint(Protocol):
         """Masks along a chain: line j of [len(drafts) + 1, W] for the token behind the first j drafts.
 
         Returns how many lines were written: one more than there are legal drafts, or than were walked before `until`
-        (time.perf_counter); 0 where the request has come to a fault, which its next token will tell. forced:
+        (time.perf_counter); 0 where the request has come to a fault or must wait, as its next token will tell. forced:
         [len(drafts) + 1, B, F], line j gets runs of what certainly follows the first j drafts, `Matcher.branches`.
         """
         ...
@@ -68,6 +82,10 @@ class Free:
 
     active = False
     ended = False
+    awaited = None
+
+    def resume(self) -> None:
+        """Nothing is ever awaited."""
 
     def accept(self, token: int) -> None:
         """Every token is legal."""
@@ -144,8 +162,11 @@ class Constrained:
         self._lead = lead
         self._seen = 0  # state of the lead
         self._matcher: Matcher = program.start()
+        self._lost = False  # the matcher, which is of no use any more
         self._accepted: list[int] = []  # since the grammar began
         self._fault = ""
+        self._awaited: Future[Program] | None = None
+        self._tries = 0  # of the next token that came to nothing
         self._spare = SPARE_SECONDS  # of the processor's time, for masks that take longer than usual
 
     @property
@@ -155,27 +176,49 @@ class Constrained:
 
     @property
     def ended(self) -> bool:
-        return self._matcher.done
+        return not self._lost and self._matcher.done
+
+    @property
+    def awaited(self) -> Future[Program] | None:
+        return self._awaited
+
+    def resume(self) -> None:
+        self._awaited = None
 
     def accept(self, token: int) -> None:
         if self._fault:
             raise GrammarLimit(self._fault)
-        if self.begun:
-            try:
-                self._matcher.accept(token)
-            except GrammarLimit:
-                self._restart()
-                self._matcher.accept(token)
-            self._accepted.append(token)
-        else:
+        if self._awaited:
+            raise GrammarAwaited(self._awaited)
+        if not self.begun:
             self._seen = self._lead.next(self._seen, token)
+            return
+        try:
+            self._accept(token)
+        except GrammarAwaited as wait:
+            self._awaited = wait.ready
+            raise
+        self._accepted.append(token)
+        self._tries = 0
+
+    def _accept(self, token: int) -> None:
+        if self._lost:
+            self._restart()
+        try:
+            self._matcher.accept(token)
+        except GrammarLimit:
+            self._give_up_matcher()
+            self._restart()
+            self._matcher.accept(token)
 
     def certain(self, most: int) -> tuple[int, ...]:
-        return tuple(self._matcher.forced()[:most]) if self.begun and not self._fault else ()
+        return tuple(self._matcher.forced()[:most]) if self.begun and not (self._fault or self._lost) else ()
 
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf
     ) -> int:
+        if self._awaited:
+            return 0
         seen, moved, filled, started = self._seen, 0, 0, time.thread_time()
         try:
             self._fill_first(lines[0], forced[0])
@@ -189,6 +232,8 @@ class Constrained:
                 self._fill(lines[filled], forced[filled])
                 filled += 1
             self._matcher.rollback(moved)
+        except GrammarAwaited as wait:
+            self._awaited = wait.ready
         except GrammarFault as fault:
             self._recover(fault, filled)
         self._seen = seen
@@ -218,25 +263,34 @@ class Constrained:
 
     def _fill_first(self, line: Words, forced: NDArray[np.int64]) -> None:
         """The mask of the committed state, which the answer cannot do without."""
-        for _ in range(TRIES - 1):
+        while True:
             try:
+                if self._lost:
+                    self._restart()
                 return self._fill(line, forced)
             except GrammarLimit:
-                self._restart()
-        return self._fill(line, forced)
+                self._give_up_matcher()
+
+    def _give_up_matcher(self) -> None:
+        """While GrammarLimit is handled, which is raised again where the answer comes no further."""
+        self._lost = True
+        self._tries += 1
+        if self._tries == TRIES:
+            raise
 
     def _recover(self, fault: GrammarFault, filled: int) -> None:
         """A matcher was lost on drafts, which may be wrong, and is replaced; without any mask it is lost for good."""
-        try:
-            if filled:
-                self._restart()
-                return
-        except GrammarFault as again:
-            fault = again
-        self._fault = str(fault)
+        self._lost = True
+        if not filled:
+            self._fault = str(fault)
+            return
+        with suppress(GrammarFault, GrammarAwaited):  # what is wrong shows again when the matcher is needed
+            self._restart()
 
     def _restart(self) -> None:
         """A new matcher where the old one stood, which is of no use any more."""
-        self._matcher = self._program.start()
+        self._lost = True
+        matcher = self._program.start()
         for token in self._accepted:
-            self._matcher.accept(token)
+            matcher.accept(token)
+        self._matcher, self._lost = matcher, False

@@ -17,7 +17,7 @@ import llguidance
 import numpy as np
 
 from overdrive.errors import BadRequest
-from overdrive.grammar.base import GrammarFault, GrammarLimit, Vocabulary, WordEnds, Words, legal, only
+from overdrive.grammar.base import GrammarFault, GrammarLimit, GrammarSpent, Vocabulary, WordEnds, Words, legal, only
 from overdrive.grammar.blame import blame
 from overdrive.grammar.library_tokens import open_tokenizer
 from overdrive.grammar.schema import Schema, explain
@@ -27,8 +27,9 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=100_000, max_items_in_row=8_
 """What the matchers of one program may take together, since they share their lexer: about 200 MB where a grammar goes
 as far as that, most take a thousandth; and, by the library's own limits on each step, about 20 ms for a mask."""
 
-RENEWAL_SECONDS = 0.1
-"""A program that took no longer to compile is compiled again in the middle of a step, where its lexer is used up."""
+RENEWAL_SECONDS = 0.02
+"""A program that took no longer to compile, as long as a mask may take, is compiled again in the middle of a step where
+its lexer is used up."""
 
 
 MORE_BEHIND = "the grammar cannot be used: it has more follow an end token, behind which no answer goes on"
@@ -139,7 +140,7 @@ class GuidanceProgram:
     """`Program`: a matcher that nobody moves. Its copies share the states of one lexer, and so what is left of them.
 
     When they are used up, a new one takes its place: states that masks have led to are not needed again, those on the
-    way that an answer has come are few.
+    way that an answer has come are few. Where that takes longer, it is for others to have the program built again.
     """
 
     def __init__(
@@ -155,15 +156,11 @@ class GuidanceProgram:
         self.matcher = open_matcher()
         self._seconds = time.thread_time() - started
 
-    @property
-    def spent(self) -> bool:
-        return self._used_up and self._seconds > RENEWAL_SECONDS
-
     def start(self) -> GuidanceMatcher:
-        if self.spent:
-            raise GrammarLimit(f"the grammar leads to more than can be followed; {LESS}")
         with self._lock:
             if self._used_up:
+                if self._seconds > RENEWAL_SECONDS:
+                    raise GrammarSpent
                 self.matcher, self._used_up = self._open(), False
             origin = self.matcher
         return GuidanceMatcher(origin.deep_copy(), self._eos_ids, self._ends, partial(self._is_used_up, origin))

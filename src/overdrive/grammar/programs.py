@@ -4,7 +4,7 @@ A compilation cannot be interrupted. So it is tried first in a process that can 
 ended there, within its limits, is compiled here, by threads that are few: a source that is quick never waits for one
 that is slow. Knows sources and programs; never requests.
 
-    ask  -->  tried elsewhere  --quick-->  2 threads  -->  program
+    ask  -->  tried elsewhere  --quick-->  2 threads  -->  program  --used up-->  1 thread  --> its successor
                    |           --slow--->  1 thread   -->
                    +--> refused: 400
 """
@@ -21,6 +21,7 @@ from functools import partial
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import Compiler, NotNow, Program, Vetted
 from overdrive.grammar.crew import Crew
+from overdrive.grammar.lasting import Lasting
 
 THREADS = 2
 """For grammars that compile quickly; one more is there for all others."""
@@ -69,13 +70,18 @@ class _Asked:
     bytes: int = 0
 
     @property
+    def size(self) -> int:
+        """Bytes of what it holds."""
+        made = self.compiled.done() and not self.compiled.cancelled() and not self.compiled.exception()
+        program = self.compiled.result() if made else None
+        return self.bytes * (program.copies if isinstance(program, Lasting) else 1)
+
+    @property
     def of_no_use(self) -> bool:
-        """It ended without a word on the grammar itself, or what it made is used up: it is to be compiled anew."""
+        """It ended without a word on the grammar itself: it is to be compiled anew."""
         if not self.compiled.done():
             return False
-        if self.compiled.cancelled() or isinstance(self.compiled.exception(), NotNow):
-            return True
-        return self.compiled.exception() is None and self.compiled.result().spent
+        return self.compiled.cancelled() or isinstance(self.compiled.exception(), NotNow)
 
 
 class Programs:
@@ -86,6 +92,7 @@ class Programs:
         self._vet = vet
         self._seconds = seconds
         self._quick, self._slow = Crew(threads, nice=5), Crew(1, nice=19)
+        self._again = Crew(1, nice=10)  # what answers wait for is not behind what nobody has begun with
         self._kept: OrderedDict[tuple[str, str], _Asked] = OrderedDict()
 
     def ask(self, kind: str, source: str) -> Ticket:
@@ -107,21 +114,22 @@ class Programs:
         found = vetted.result()
         asked.bytes = found.bytes
         crew = self._quick if found.seconds < QUICK_SECONDS else self._slow
-        crew.submit(partial(self._compiler.build, *key, found.grammar), asked.compiled)
+        build = partial(self._compiler.build, *key, found.grammar)
+        crew.submit(partial(Lasting, build, self._again), asked.compiled)
 
     def _forget(self) -> None:
         """Let go of the programs that were asked for longest ago; those still being compiled are kept track of."""
-        size = sum(asked.bytes for asked in self._kept.values())
+        size = sum(asked.size for asked in self._kept.values())
         for key in list(self._kept)[:-1]:
             if len(self._kept) <= KEPT and size <= KEPT_BYTES:
                 return
             if self._kept[key].compiled.done():
-                size -= self._kept.pop(key).bytes
+                size -= self._kept.pop(key).size
 
     def close(self) -> None:
         """Compile nothing more."""
-        self._quick.close()
-        self._slow.close()
+        for crew in (self._quick, self._slow, self._again):
+            crew.close()
 
 
 def wait_for(tickets: Iterable[Ticket], seconds: float) -> None:
