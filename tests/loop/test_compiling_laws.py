@@ -7,28 +7,23 @@ import threading
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import llguidance
 import pytest
 
 from overdrive.commit import Delta
-from overdrive.compiling import Compiling
-from overdrive.device.parallel.followers import NOBODY
 from overdrive.device.stream import InlineStream
-from overdrive.engine import Engine, Meter
+from overdrive.engine import Engine
 from overdrive.engine_process import as_message
 from overdrive.grammar.base import Vetted
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs, Vet
 from overdrive.grammar.vetter import Level
 from overdrive.grammar.vetting import Vetting
-from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
 from tests.grammar.patients import Patients
-from tests.grammar.words import END_OF_TURN, EOS, VOCABULARY, compiler, program
+from tests.grammar.words import EOS, VOCABULARY, compiler, program
 
 from .bench import Bench, RandomDrafts
 from .constrained import oracle
@@ -37,6 +32,7 @@ from .padded_engine import choices, padded_bench
 from .test_engine_laws import random_bounds
 from .tiny_drafters import DRAFTERS, ngram
 from .tiny_engine import VOCAB, tiny_bench
+from .whole import whole
 
 
 class Gate:
@@ -65,11 +61,7 @@ class Gate:
 
 def make_engine(gate: Gate, seconds: float = 30.0, vet: Vet | None = None, bench: Bench | None = None) -> Engine:
     bench = bench or tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
-    info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
-    meter = Meter(DraftCounts(("ngram",), 3))
-    compiling = Compiling(Programs(gate, vet or gate.vet, threads=2, seconds=seconds), (EOS, END_OF_TURN))
-    rest: Any = (NOBODY, lambda: None)
-    return Engine(info, bench.scheduler, bench.committer, bench.loop, meter, [], compiling, *rest)
+    return whole(bench, compiled=Programs(gate, vet or gate.vet, threads=2, seconds=seconds))
 
 
 def params(source: str = "", most: int = 12, kind: str = "regex") -> SamplingParams:

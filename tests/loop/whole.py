@@ -9,6 +9,7 @@ from overdrive.compiling import Compiling
 from overdrive.engine import Engine, Meter
 from overdrive.grammar.programs import Programs
 from overdrive.policy.acceptance import DraftCounts
+from overdrive.policy.lever import Lever
 from tests.grammar.words import END_OF_TURN, EOS, programs
 
 from .bench import Bench
@@ -26,6 +27,7 @@ def whole(bench: Bench, company: Any = Complete(), compiled: Programs | None = N
     info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
     meter = Meter(DraftCounts(bench.runner.sources, 15))
     compiling = Compiling(compiled or programs(), (EOS, END_OF_TURN))
-    rooms = bench.scheduler, bench.committer, bench.loop, meter
+    lever = Lever(bench.loop._controller, "given", 15)
+    rooms = bench.scheduler, bench.committer, lever, bench.loop, meter
     pieces = [bytes([token]) for token in range(VOCAB)]
     return Engine(info, *rooms, pieces, compiling, company, compiling.close)
