@@ -19,9 +19,9 @@ from overdrive.deadlines import Deadlines, too_late
 from overdrive.device.base import Device, Parts
 from overdrive.device.build import open_device
 from overdrive.device.cpu.precompile import Precompiler
-from overdrive.device.parallel.followers import Company
-from overdrive.device.parallel.muster import muster
+from overdrive.device.parallel.followers import OtherRanks
 from overdrive.device.parallel.ranks import Ranks
+from overdrive.device.parallel.starting import start_ranks
 from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.gears import Gears, Site, open_gears, settle_drafts
@@ -37,15 +37,13 @@ from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
 from overdrive.policy.lever import Lever
 from overdrive.policy.setting import Setting, parse_setting
+from overdrive.progress import Progress
 from overdrive.request import NoStops, Request
 from overdrive.scheduler import Scheduler
 from overdrive.text import StopMatcher, open_text
 from overdrive.trace import Trace
 from overdrive.types import OVERSHOOT, Finish, FinishReason, SamplingParams
 from overdrive.wire import EngineInfo, Stats
-
-Progress = Callable[[str, int, int], None]
-
 
 COMPILING_SECONDS = 0.01
 """How long a turn may wait where there is nothing but grammars to wait for: messages are read between turns."""
@@ -64,7 +62,7 @@ class Engine:
         meter: Meter,
         token_bytes: list[bytes],
         compiling: Compiling,
-        company: Company,
+        others: OtherRanks,
         close: Callable[[], None],
     ) -> None:
         self.info = info
@@ -76,7 +74,7 @@ class Engine:
         self._meter = meter
         self._token_bytes = token_bytes
         self._compiling = compiling
-        self._company = company
+        self._others = others
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._submitted = 0
@@ -89,7 +87,7 @@ class Engine:
     @property
     def failure(self) -> str:
         """Why no step can be run any more, in one line; empty while all is well."""
-        return self._company.failure or self._loop.failure
+        return self._others.failure or self._loop.failure
 
     def submit(
         self, request_id: str, prompt: Iterable[int], params: SamplingParams, patience: float = inf, waited: float = 0.0
@@ -201,11 +199,11 @@ def build(
     """
     device = open_device(options, precompiler)
     options = device.resolve(replace(options, draft=settle_drafts(options.draft)))
-    company, ranks = muster(model, options, device.torch_device, progress)
+    others, ranks = start_ranks(model, options, device.torch_device, progress)
     try:
-        return _build(model, options, progress, controller, wrap, device, company, ranks)
+        return _build(model, options, progress, controller, wrap, device, others, ranks)
     except BaseException:
-        company.close()
+        others.close()
         raise
 
 
@@ -216,12 +214,12 @@ def _build(
     controller: Controller | None,
     wrap: Callable[[Controller], Controller] | None,
     device: Device,
-    company: Company,
+    others: OtherRanks,
     ranks: Ranks,
 ) -> Engine:
     """The rest of `build`, once every rank is there."""
     loaded = load(model, options.model, device.torch_device, progress, device.team, ranks)
-    company.await_loaded(progress)
+    others.await_loaded(progress)
     progress("tokenizer", 0, 1)
     tokenizer, _ = open_text(loaded.source, options.model)
     progress("tokenizer", 1, 1)
@@ -230,13 +228,13 @@ def _build(
     limits = limits_of(loaded, options)
     site = Site(loaded, choice, device, limits, count_pages(loaded, options, choice, device), options)
     pool = PagePool(site.n_pages)
-    company.open(site.n_pages, setting.drafts, plans)
+    others.open(site.n_pages, setting.drafts, plans)
     scheduler = Scheduler(limits, pool, PrefixCache(pool, limits.page_size) if options.memory.prefix_cache else None)
-    stream = device.open_stream(company.wait)
+    stream = device.open_stream(others.wait)
     parts = Parts(loaded.transformer, choice, limits, site.n_pages, setting.drafts, plans, options, ranks)
     runner = device.open_runner(parts, stream, progress)
-    company.await_ready()
-    led = company.lead(runner)
+    others.await_ready()
+    led = others.lead(runner)
     gears = (
         Gears(controller) if controller else open_gears(setting, runner.sources, runner.row_sizes, led, site, progress)
     )
@@ -252,15 +250,15 @@ def _build(
     def close() -> None:
         compiling.close()
         walker.close()
-        if not (company.failure or loop.failure):  # else it may wait for a rank that is gone, or fail once more
+        if not (others.failure or loop.failure):  # else it may wait for a rank that is gone, or fail once more
             runner.close()
             stream.close()
         ranks.close()
-        company.close()
+        others.close()
         if trace:
             trace.close()
 
-    return Engine(info, scheduler, committer, lever, loop, meter, tokenizer.token_bytes(), compiling, company, close)
+    return Engine(info, scheduler, committer, lever, loop, meter, tokenizer.token_bytes(), compiling, others, close)
 
 
 def _settle_plans(

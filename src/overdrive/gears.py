@@ -17,20 +17,21 @@ import torch
 from overdrive import __version__
 from overdrive.config import DraftOptions, EngineOptions
 from overdrive.cost_store import CostStore, Key
-from overdrive.device.base import Device, Progress
+from overdrive.device.base import Device
 from overdrive.device.costs import CostSizes, NoRoom, assumed_costs, measure_costs
 from overdrive.device.rehearsal import Rehearsal
 from overdrive.draft import Choice
-from overdrive.draft.eagle3.shipped import fingerprint
 from overdrive.limits import Limits
 from overdrive.loop import F, Runner
-from overdrive.model.smollm2 import cache_folder
+from overdrive.machine import cache_folder
+from overdrive.model.fingerprint import fingerprint
 from overdrive.model.weights import Loaded
 from overdrive.policy.controller import Beliefs, Controller, FixedDrafts
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
 from overdrive.policy.setting import Setting, parse_setting
+from overdrive.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""What this process may use of the machine: cores and memory, container limits included. Linux; guesses elsewhere."""
+"""What this process may use of the machine: cores and memory, container limits included, and a folder for its cache.
+
+Linux; guesses elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,12 @@ def available_bytes() -> int:
     if limit.isdigit() and used.isdigit():
         free = min(free, max(0, int(limit) - int(used)))
     return free
+
+
+def cache_folder() -> Path:
+    """Where fetched models and measured costs are kept: $XDG_CACHE_HOME/overdrive, or ~/.cache/overdrive."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "overdrive"
 
 
 def _read(path: Path) -> str:

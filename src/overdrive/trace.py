@@ -20,9 +20,9 @@ from typing import Any
 
 from overdrive.errors import OverdriveError
 from overdrive.loop import Turn
+from overdrive.types import LAUNCHES
 
 HOST, DEVICE = 1, 2
-LAUNCHES = ("draft", "forward", "accept", "absorb")
 
 Event = dict[str, Any]
 

@@ -27,6 +27,9 @@ nobody; device tables are that much longer, and `MAX_DRAFTS` keeps two launched 
 
 MAX_DRAFTS = 15
 
+LAUNCHES = ("draft", "forward", "accept", "absorb")
+"""The launches of a step, in order; `Outcome.seconds` has the device time of each."""
+
 
 class FinishReason(enum.StrEnum):
     """Why a request ended. `ABORT` and `ERROR` never pretend to be a stop."""

@@ -92,7 +92,7 @@ def drafts(folder: Path) -> dict[str, str]:
 
 
 def processes(llm: LLM) -> list[subprocess.Popen]:
-    return [follower._process for follower in llm._engine._company._all]
+    return [follower._process for follower in llm._engine._others._all]
 
 
 def answers(llm: LLM) -> list[tuple]:

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from overdrive.config import ModelOptions
-from overdrive.draft.eagle3.shipped import HEADS, find_head, fingerprint
+from overdrive.draft.eagle3.shipped import HEADS, find_head
 from overdrive.engine import _name_of
 from overdrive.errors import OverdriveError
 from overdrive.gears import _named
 from overdrive.model.dummy import tiny_config, tiny_transformer
+from overdrive.model.fingerprint import fingerprint
 from overdrive.model.weights import load
 from tests.model.gguf_writing import write_gguf
 from tests.model.test_families import save

@@ -18,7 +18,7 @@ from .whole import whole
 REASON = "rank 1 ended unexpectedly (signal SIGKILL)"
 
 
-class Company:
+class Others:
     """Loses a rank after so many looks at it."""
 
     def __init__(self, looks: int) -> None:
@@ -49,7 +49,7 @@ class Link:
 def test_every_request_ends_once_with_the_reason() -> None:
     """Those that run, those that wait, and those whose steps are under way."""
     bench = tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
-    engine = whole(bench, Company(looks=9))
+    engine = whole(bench, Others(looks=9))
     params = SamplingParams(max_tokens=60)
     link: Any = Link([Submit(f"r{i}", [i, 2, 3], params, 0.0) for i in range(5)])
     _Served(engine, link).run()

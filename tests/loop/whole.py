@@ -22,12 +22,12 @@ class Complete:
     failure = ""
 
 
-def whole(bench: Bench, company: Any = Complete(), compiled: Programs | None = None) -> Engine:
-    """company: the ranks. compiled: grammars, by default compiled on threads."""
+def whole(bench: Bench, others: Any = Complete(), compiled: Programs | None = None) -> Engine:
+    """others: the ranks. compiled: grammars, by default compiled on threads."""
     info: Any = SimpleNamespace(vocab_size=VOCAB, simulated_acceptance="")
     meter = Meter(DraftCounts(bench.runner.sources, 15))
     compiling = Compiling(compiled or programs(), (EOS, END_OF_TURN))
     lever = Lever(bench.loop._controller, "given", 15)
     rooms = bench.scheduler, bench.committer, lever, bench.loop, meter
     pieces = [bytes([token]) for token in range(VOCAB)]
-    return Engine(info, *rooms, pieces, compiling, company, compiling.close)
+    return Engine(info, *rooms, pieces, compiling, others, compiling.close)

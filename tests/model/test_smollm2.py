@@ -13,6 +13,7 @@ import torch
 from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import read_header
+from overdrive.machine import cache_folder
 from overdrive.model import smollm2
 from overdrive.model.weights import load
 from tests.model.paged import paged_logits
@@ -96,10 +97,10 @@ def test_an_installed_package_is_used_if_its_file_is_sound(package_index: Path, 
 
 def test_the_cache_follows_the_xdg_convention(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert smollm2.cache_folder() == tmp_path / "overdrive"
+    assert cache_folder() == tmp_path / "overdrive"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert smollm2.cache_folder() == tmp_path / ".cache" / "overdrive"
+    assert cache_folder() == tmp_path / ".cache" / "overdrive"
 
 
 @pytest.mark.smollm2

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overdrive.policy.baselines import Aimd, EmaLadder, Fixed, Off
-from overdrive.policy.controller import Controller, LoadView
+from overdrive.policy.baselines import Aimd, EmaLadder, Off
+from overdrive.policy.controller import Controller, FixedDrafts, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox, about
@@ -226,7 +226,9 @@ def test_plans_beyond_the_drafter_are_refused() -> None:
         gearbox(plans=(1, MOST + 1))
 
 
-@pytest.mark.parametrize("controller", [Off(), Fixed(3), EmaLadder((1, 3, 5), (4, 16, 64)), Aimd((1, 3, 5)), gearbox()])
+@pytest.mark.parametrize(
+    "controller", [Off(), FixedDrafts(3), EmaLadder((1, 3, 5), (4, 16, 64)), Aimd((1, 3, 5)), gearbox()]
+)
 def test_every_controller_decides_for_what_it_said_it_would(controller: Controller) -> None:
     machine = Machine(controller)
     for rows, rate in ((1, 0.9), (64, 0.5), (250, 0.1), (1, 0.9)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,13 +17,12 @@ from overdrive.device.verify import Imposed
 from overdrive.limits import Limits
 from overdrive.loop import Runner
 from overdrive.policy.imposed import conditional_rates, parse_survival
+from overdrive.progress import Progress
 
 if TYPE_CHECKING:  # drafters run on devices, and these rooms import that one first
     from overdrive.device.cpu.team import Team
     from overdrive.draft.room import Choice
     from overdrive.model.transformer import Transformer
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from overdrive.device.rehearsal import Rehearsal, Timed
 from overdrive.errors import OverdriveError
 from overdrive.policy.cost import CostTable
 
-Progress = Callable[[int, int], None]
+Tell = Callable[[int, int], None]
+"""Told how many of how many visits are over."""
 
 ROUNDS = (2, 3)
 """Steps that are timed at each visit to a size, behind one that is not: five in all, some of them later."""
@@ -91,7 +92,7 @@ class Cell:
         return typical(timed.draft + timed.rest for timed in self.found)
 
 
-def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], progress: Progress) -> CostTable:
+def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], tell: Tell) -> CostTable:
     """The costs of steps with each of `plans` drafts, and with none. Raises NoRoom where not two sizes fit."""
     deadline = time.perf_counter() + sizes.seconds
     steps = 1 + max(ROUNDS)
@@ -102,7 +103,7 @@ def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], 
     if len({cell.tokens for cell in cells}) < FEWEST:
         raise NoRoom("costs cannot be measured: rows, context and KV cache leave no room for it")
     rehearsal.read(sizes.short, 1)
-    _visit(rehearsal, sizes, _coarse_first(cells), deadline, progress)
+    _visit(rehearsal, sizes, _coarse_first(cells), deadline, tell)
     measured = [cell for cell in cells if cell.found]
     return _table(measured, _context_cost(rehearsal, sizes, measured, deadline), sizes)
 
@@ -113,16 +114,16 @@ def _coarse_first(cells: list[Cell]) -> list[Cell]:
     return [cells[at] for at in dict.fromkeys(order) if at < len(cells)]
 
 
-def _visit(rehearsal: Rehearsal, sizes: CostSizes, cells: list[Cell], deadline: float, progress: Progress) -> None:
+def _visit(rehearsal: Rehearsal, sizes: CostSizes, cells: list[Cell], deadline: float, tell: Tell) -> None:
     """Time every cell in turn, and all again; none that would take longer than what is left, but the first."""
     for number, count in enumerate(ROUNDS):
         for place, cell in enumerate(cells):
-            progress(number * len(cells) + place, len(ROUNDS) * len(cells))
+            tell(number * len(cells) + place, len(ROUNDS) * len(cells))
             expected = (1 + count) * _expected(cells, cell)
             if time.perf_counter() + expected > deadline and (number or place >= FEWEST):
                 continue
             cell.found += rehearsal.decode(cell.rows, cell.drafts, 1 + count, sizes.short, 1)[1:]
-    progress(1, 1)
+    tell(1, 1)
 
 
 def _expected(cells: Iterable[Cell], cell: Cell) -> float:

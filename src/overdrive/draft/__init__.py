@@ -18,7 +18,7 @@ from overdrive.draft.copies import PaddedNgramDrafter
 from overdrive.draft.eagle3.choice import EagleChoice, least_window
 from overdrive.draft.eagle3.loading import dummy_head, load_head
 from overdrive.draft.eagle3.ring import TapRing
-from overdrive.draft.eagle3.shipped import find_head, fingerprint
+from overdrive.draft.eagle3.shipped import find_head
 from overdrive.draft.marks import PageMarks
 from overdrive.draft.ngram import NgramDrafter
 from overdrive.draft.none import NoDrafter, PaddedNoDrafter
@@ -27,9 +27,11 @@ from overdrive.draft.room import Choice, Room
 from overdrive.draft.small import load_small
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
-from overdrive.model.assemble import Form, Progress
+from overdrive.model.assemble import Form
+from overdrive.model.fingerprint import fingerprint
 from overdrive.model.forms import form_for
 from overdrive.model.weights import Loaded
+from overdrive.progress import Progress
 
 if TYPE_CHECKING:  # a device runs drafters: it imports this room first
     from overdrive.device.base import Device

@@ -33,9 +33,10 @@ from overdrive.draft.padded_small import PaddedSmallDrafter
 from overdrive.draft.room import Room
 from overdrive.draft.vocabulary import check_same_vocabulary, vocabulary_of
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Form, Progress
+from overdrive.model.assemble import Form
 from overdrive.model.transformer import Scored, Transformer
 from overdrive.model.weights import Loaded, load_as
+from overdrive.progress import Progress
 from overdrive.types import OVERSHOOT, PageEntry
 
 PASS_TOKENS = 512

@@ -21,9 +21,7 @@ from overdrive.model.config import ModelConfig
 from overdrive.model.ops import Ops
 from overdrive.model.shard import Shard
 from overdrive.model.transformer import DenseLinear, Layer, Linear, Transformer
-
-Progress = Callable[[str, int, int], None]
-"""progress(label, done, total): called as work proceeds, from one thread; total is 0 while it is not known."""
+from overdrive.progress import Progress
 
 
 class Blocks(Protocol):
@@ -84,15 +82,16 @@ def stack_dense(weights: Sequence[Tensor | Blocks], dtype: torch.dtype, device: 
     Each goes to its place by itself: neither the host nor the device holds all of them twice.
     """
     if len(weights) == 1:
-        return _dense(weights[0]).to(device, dtype)
+        return dense_weight(weights[0]).to(device, dtype)
     heights = [weight.shape[0] for weight in weights]
     stacked = torch.empty((sum(heights), weights[0].shape[1]), dtype=dtype, device=device)
     for weight, place in zip(weights, stacked.split(heights), strict=True):
-        place.copy_(_dense(weight))
+        place.copy_(dense_weight(weight))
     return stacked
 
 
-def _dense(weight: Tensor | Blocks) -> Tensor:
+def dense_weight(weight: Tensor | Blocks) -> Tensor:
+    """The weight [out, in] in floating point, whatever form it has."""
     return weight if isinstance(weight, Tensor) else weight.dense()
 
 

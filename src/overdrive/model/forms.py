@@ -20,7 +20,15 @@ from overdrive.device.cuda import early as launches
 from overdrive.device.cuda.linear import BlockedLinear, Fp8Linear, Int4Linear, Int8Linear, ScoringLinear
 from overdrive.device.cuda.ops import FLOATS, CudaOps
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Blocks, Form, LinearFactory, dense_factory, parameter_counts, stack_dense
+from overdrive.model.assemble import (
+    Blocks,
+    Form,
+    LinearFactory,
+    dense_factory,
+    dense_weight,
+    parameter_counts,
+    stack_dense,
+)
 from overdrive.model.config import ModelConfig
 from overdrive.model.gguf import GGUFBlocks
 from overdrive.model.ops import TorchOps
@@ -177,11 +185,7 @@ def _stack(weights: Sequence[Tensor | Blocks]) -> Tensor | Blocks:
     first = weights[0]
     if isinstance(first, GGUFBlocks):
         return first.stacked([w for w in weights[1:] if isinstance(w, GGUFBlocks)])
-    return torch.cat([_dense(w) for w in weights])
-
-
-def _dense(weight: Tensor | Blocks) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.dense()
+    return torch.cat([dense_weight(w) for w in weights])
 
 
 def pack_auto(weight: Tensor | Blocks) -> Packed:
@@ -191,11 +195,11 @@ def pack_auto(weight: Tensor | Blocks) -> Packed:
 
 
 def pack_as_float32(weight: Tensor | Blocks) -> Packed:
-    return pack_float32(_dense(weight))
+    return pack_float32(dense_weight(weight))
 
 
 def pack_as_int8(weight: Tensor | Blocks) -> Packed:
-    return pack_int8(_dense(weight))
+    return pack_int8(dense_weight(weight))
 
 
 def pack_as_int4(weight: Tensor | Blocks) -> Packed:
@@ -204,4 +208,4 @@ def pack_as_int4(weight: Tensor | Blocks) -> Packed:
         raise OverdriveError(
             f"precision 'int4' needs layer widths divisible by {_INT4_BLOCK}; this model has {columns}"
         )
-    return pack_gguf(gguf.quantize(_dense(weight).float().numpy(), _INT4), _INT4, rows, columns)
+    return pack_gguf(gguf.quantize(dense_weight(weight).float().numpy(), _INT4), _INT4, rows, columns)

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Progress
+from overdrive.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SIGN_SECONDS = 10.0  # between two signs that a download is under way

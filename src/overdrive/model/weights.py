@@ -13,7 +13,7 @@ from overdrive.device.cuda.memory import check_room, free_bytes, give_back_spare
 from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.errors import OverdriveError
 from overdrive.model import hub
-from overdrive.model.assemble import Checkpoint, Form, Progress, assemble
+from overdrive.model.assemble import Checkpoint, Form, assemble
 from overdrive.model.config import ModelConfig
 from overdrive.model.dummy import CPU, RandomCheckpoint
 from overdrive.model.forms import cuda_bytes, form_for
@@ -22,6 +22,7 @@ from overdrive.model.safetensors_folder import SafetensorsCheckpoint
 from overdrive.model.shapes import find_shape
 from overdrive.model.smollm2 import SUGGESTED, smollm2_path
 from overdrive.model.transformer import Transformer
+from overdrive.progress import Progress
 from overdrive.types import OVERSHOOT
 
 SMOLLM2 = "smollm2"

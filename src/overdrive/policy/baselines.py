@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from overdrive.policy.controller import Controller, FixedDrafts, LoadView
 from overdrive.types import Outcome, Plan, Step, Why
 
-Fixed = FixedDrafts
-
 
 class Off(FixedDrafts):
     """Never drafts."""

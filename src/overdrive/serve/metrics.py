@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from overdrive.types import LAUNCHES
 from overdrive.wire import Stats
 
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -23,7 +24,6 @@ DRAFTS = {
     "accepted": "Drafts accepted.",
 }
 FINISHES = ("stop", "length", "error", "timeout", "shutdown", "slow_client", "abort")
-LAUNCHES = ("draft", "forward", "accept", "absorb")
 
 
 class Metrics:

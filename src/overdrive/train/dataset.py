@@ -40,7 +40,7 @@ _DONE = "dataset.json"
 class DatasetInfo:
     """What all conversations of a folder share.
 
-    target: the model's name. fingerprint: of its weights, that of draft/eagle3/shipped.py, "" when unknown.
+    target: the model's name. fingerprint: of its weights, that of model/fingerprint.py, "" when unknown.
     vocab: its number of token ids. sampling: how answers were drawn, in words for people.
     """
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from overdrive.config import ModelOptions
 from overdrive.device.batch import Batch
-from overdrive.draft.eagle3.shipped import fingerprint
-from overdrive.model.assemble import Checkpoint, Form, Progress, assemble, dense_factory
+from overdrive.model.assemble import Checkpoint, Form, assemble, dense_factory
 from overdrive.model.config import ModelConfig
+from overdrive.model.fingerprint import fingerprint
 from overdrive.model.ops import TorchOps
 from overdrive.model.transformer import Transformer
 from overdrive.model.weights import locate, open_checkpoint
+from overdrive.progress import Progress
 
 ROWS = 4096  # of full-vocabulary logits at a time
 

@@ -64,7 +64,7 @@ from tests.device.cuda.test_divided_engine import on_gpus
 divided = on_gpus(Path(sys.argv[1]), 2)
 stream = divided.stream("once upon a time", max_tokens=400, ignore_eos=True)
 next(stream)
-divided._engine._company._all[0]._process.kill()
+divided._engine._others._all[0]._process.kill()
 with pytest.raises(OverdriveError, match="rank"):
     list(stream)
 with pytest.raises(OverdriveError, match="rank 1 ended"):

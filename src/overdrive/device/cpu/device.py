@@ -11,7 +11,7 @@ from torch import Tensor
 
 from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
-from overdrive.device.base import Parts, Progress, impose
+from overdrive.device.base import Parts, impose
 from overdrive.device.batch import Batch
 from overdrive.device.costs import CostSizes, whole_pages
 from overdrive.device.cpu.attention import PagedAttention
@@ -30,6 +30,7 @@ from overdrive.draft.room import Room
 from overdrive.limits import Limits
 from overdrive.machine import available_bytes, processor, usable_cores
 from overdrive.model.transformer import Transformer
+from overdrive.progress import Progress
 
 Result = TypeVar("Result")
 

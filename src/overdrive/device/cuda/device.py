@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overdrive.config import EngineOptions
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
-from overdrive.device.base import Parts, Progress, impose
+from overdrive.device.base import Parts, impose
 from overdrive.device.batch import Batch
 from overdrive.device.costs import CostSizes, whole_pages
 from overdrive.device.cuda.attention import CudaAttention, SplitSpace
@@ -40,6 +40,7 @@ from overdrive.limits import Limits
 from overdrive.machine import available_bytes, usable_cores
 from overdrive.model.ops import Attention
 from overdrive.model.transformer import Transformer
+from overdrive.progress import Progress
 from overdrive.types import MAX_DRAFTS
 
 ROWS, STEP_TOKENS, CHUNK = 256, 2048, 2048

@@ -35,6 +35,7 @@ from overdrive.device.parallel.link import (
 from overdrive.device.stream import Point
 from overdrive.errors import OverdriveError
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
+from overdrive.progress import Progress
 from overdrive.types import Step
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ LOOK_SECONDS = 0.2  # between two looks at the others while one waits for the de
 END_SECONDS = 3.0  # for a follower to end by itself
 HEADSTART_SECONDS = 1.0  # for the reason to arrive from a process that is ending
 
-Progress = Callable[[str, int, int], None]
 F = TypeVar("F", bound="Flight")
 
 
@@ -183,8 +183,8 @@ class Followers:
                     progress(f"{message.label} of rank {follower.rank}", message.done, message.total)
 
 
-class Company(Protocol):
-    """What the engine asks of `Followers`; `NOBODY` where one rank runs alone."""
+class OtherRanks(Protocol):
+    """What the engine asks of `Followers`; `NO_OTHERS` where one rank runs alone."""
 
     @property
     def failure(self) -> str: ...
@@ -202,19 +202,19 @@ class Company(Protocol):
     def close(self) -> None: ...
 
 
-class Nobody:
-    """No followers."""
+class NoOtherRanks:
+    """One rank runs alone: nothing to start, to tell or to wait for."""
 
     failure = ""
 
     def await_loaded(self, progress: Progress) -> None:
-        """Nobody loads."""
+        """Nothing to wait for."""
 
     def open(self, n_pages: int, drafts: int, plans: tuple[int, ...]) -> None:
-        """Nobody needs pages."""
+        """Nothing to set up."""
 
     def await_ready(self) -> None:
-        """Nobody is awaited."""
+        """Nothing to wait for."""
 
     def wait(self, point: Point) -> None:
         point.synchronize()
@@ -223,10 +223,10 @@ class Nobody:
         return runner
 
     def close(self) -> None:
-        """Nobody ends."""
+        """Nothing to end."""
 
 
-NOBODY = Nobody()
+NO_OTHERS = NoOtherRanks()
 
 
 class LeadingRunner(Generic[F]):

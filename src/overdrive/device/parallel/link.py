@@ -60,7 +60,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
-    """As `overdrive.model.assemble.Progress`."""
+    """As `overdrive.progress.Progress`."""
 
     label: str
     done: int

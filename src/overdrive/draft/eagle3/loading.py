@@ -15,8 +15,9 @@ from torch import Tensor
 from overdrive.draft.eagle3.checkpoint import expected_shapes, read, target_ids
 from overdrive.draft.eagle3.config import EMBEDDING, HeadConfig
 from overdrive.draft.eagle3.network import EagleHead, HeadNorms
-from overdrive.model.assemble import Form, Progress
+from overdrive.model.assemble import Form
 from overdrive.model.transformer import Layer, Linear, Transformer
+from overdrive.progress import Progress
 
 CPU = torch.device("cpu")
 DUMMY_VOCAB = 32000

@@ -1,30 +1,17 @@
 """Heads that come with the package, and how the one for a target is told: by the target's weights, not by its name.
 
 A head lies in `heads/NAME/`: config.json, model.safetensors, and card.json, which says in `target_fingerprint` whose
-it is. Knows these folders; never opens a head's weights.
+it is (`model/fingerprint.py`). Knows these folders; never opens a head's weights.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from overdrive.model.config import ModelConfig, read_json
 
 HEADS = Path(__file__).parents[2] / "heads"
 CARD = "card.json"
-
-
-def fingerprint(final_norm: Tensor) -> str:
-    """Tells one set of weights from another: the SHA-256 of the target's final norm weight [H] rounded to bf16.
-
-    Norms are stored unquantised everywhere, so it is the same for a model's safetensors and any .gguf made from them.
-    """
-    words = final_norm.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-    return hashlib.sha256(words.numpy().astype("<i2").tobytes()).hexdigest()
 
 
 def find_head(target: ModelConfig, fingerprint: str, heads: Path = HEADS) -> Path | None:

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overdrive.policy.controller import Controller, LoadView
+from overdrive.policy.setting import USUAL
 from overdrive.policy.simulation.acceptance import MOST
 from overdrive.policy.simulation.costs import Machine
 from overdrive.types import Plan, Why
 
-PLANS = (1, 2, 3, 5, 7)
-"""Ks beside 0 that controllers choose from."""
+PLANS = USUAL
+"""Ks beside 0 that controllers choose from: those that a server offers."""
 
 ALL = np.arange(MOST + 1)
 """Every K."""

@@ -14,8 +14,8 @@ import torch
 from overdrive.bars import LoadingBars
 from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Progress
 from overdrive.model.weights import locate
+from overdrive.progress import Progress
 from overdrive.text import open_text
 from overdrive.train.generate.batched import BatchedGenerator
 from overdrive.train.generate.beginnings import Beginnings

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from overdrive.config import DraftOptions, EngineOptions, ModelOptions, SchedulerOptions
 from overdrive.engine import Engine, build
-from overdrive.model.assemble import Progress
+from overdrive.progress import Progress
 from overdrive.train.generate.jobs import Feed, Job, check
 from overdrive.types import SamplingParams
 

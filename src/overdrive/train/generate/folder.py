@@ -8,10 +8,10 @@ from typing import Literal
 
 from overdrive.bars import LoadingBars
 from overdrive.config import ModelOptions
-from overdrive.draft.eagle3.shipped import fingerprint
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Progress
+from overdrive.model.fingerprint import fingerprint
 from overdrive.model.weights import locate, open_checkpoint
+from overdrive.progress import Progress
 from overdrive.train.dataset import DatasetInfo, DatasetWriter, is_finished
 from overdrive.train.generate.answers import generate_answers
 from overdrive.train.generate.recipe import Budget, Recipe

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
-from overdrive.model.assemble import Blocks, Form, LinearFactory, Progress, assemble, dense_factory
+from overdrive.model.assemble import Blocks, Form, LinearFactory, assemble, dense_factory
 from overdrive.model.config import ModelConfig
 from overdrive.model.ops import TorchOps
 from overdrive.model.transformer import DenseLinear, Linear, Transformer
 from overdrive.model.weights import locate, open_checkpoint
+from overdrive.progress import Progress
 from overdrive.text import ChatTemplate, Tokenizer, open_text
 
 

@@ -6,22 +6,25 @@ import torch
 
 from overdrive.config import EngineOptions
 from overdrive.device.parallel.connect import connect, environment, open_store
-from overdrive.device.parallel.followers import NOBODY, Company, Followers, Progress
+from overdrive.device.parallel.followers import NO_OTHERS, Followers, OtherRanks
 from overdrive.device.parallel.ranks import ALONE, Ranks
 from overdrive.errors import OverdriveError
 from overdrive.model.shard import check_divisible
 from overdrive.model.weights import locate, open_checkpoint
+from overdrive.progress import Progress
 
 
-def muster(model: str, options: EngineOptions, device: torch.device, progress: Progress) -> tuple[Company, Ranks]:
-    """The leader's followers and its end of what ranks do together; nobody where one rank runs alone.
+def start_ranks(
+    model: str, options: EngineOptions, device: torch.device, progress: Progress
+) -> tuple[OtherRanks, Ranks]:
+    """The leader's followers, and its end of what ranks do together; neither has anything to do for one rank alone.
 
     device: the leader's. Raises OverdriveError, one line, for more ranks than there are GPUs, a model that cannot be
     divided by so many, and ranks that do not come.
     """
     count = options.device.tensor_parallel
     if count == 1:
-        return NOBODY, ALONE
+        return NO_OTHERS, ALONE
     _check_devices(count, device)
     source = locate(model, options.model, progress)  # fetched once, by the leader
     check_divisible(open_checkpoint(source, options.model)[0], count)
