@@ -78,7 +78,7 @@ def test_a_grammar_that_is_slow_to_compile_is_compiled_elsewhere(monkeypatch: py
 def test_a_grammar_beyond_the_limits_is_not_compiled_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that a new lexer brings no further has come to its end."""
     monkeypatch.setattr("overdrive.grammar.guidance.RENEWAL_SECONDS", -1.0)
-    program = Lasting(partial(few_states(monkeypatch, 300), "json_schema", COUNTED), Crew(1, nice=0))
+    program = Lasting(partial(few_states(monkeypatch, 300), "json_schema", COUNTED), Crew(1, nice=0), 1.0)
     constraint, waits, sheet = Constrained(program, (EOS,)), [], blank_sheet(1, 1, 1, 2, (3, 4))
     tokens = encode('"' + "the name " * 100)
     with pytest.raises(GrammarLimit, match="more than can be followed"):

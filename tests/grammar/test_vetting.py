@@ -15,8 +15,8 @@ import pytest
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import NotNow, without_tokenizer
 from overdrive.grammar.guidance import GuidanceCompiler
+from overdrive.grammar.levels import Level
 from overdrive.grammar.programs import Programs, wait_for
-from overdrive.grammar.vetter import Level
 from overdrive.grammar.vetting import Vetting
 
 from .patients import Patients
@@ -137,7 +137,7 @@ def test_a_vetter_that_is_stopped_can_be_closed() -> None:
 
 SCRIPT = """
 import sys, time
-from overdrive.grammar.vetter import Level
+from overdrive.grammar.levels import Level
 from overdrive.grammar.vetting import Vetting
 from tests.grammar.patients import Patients
 vetting = Vetting(Patients, (Level(30.0, 1, 19),))

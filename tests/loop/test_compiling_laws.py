@@ -17,8 +17,8 @@ from overdrive.engine import Engine
 from overdrive.engine_process import as_message
 from overdrive.grammar.base import Vetted
 from overdrive.grammar.guidance import GuidanceCompiler
+from overdrive.grammar.levels import Level
 from overdrive.grammar.programs import Programs, Vet
-from overdrive.grammar.vetter import Level
 from overdrive.grammar.vetting import Vetting
 from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams

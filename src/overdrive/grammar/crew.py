@@ -1,10 +1,13 @@
-"""Threads for work that takes long in native code: they have deep stacks and yield to all others. Knows no grammars."""
+"""Threads for work that takes long in native code: they have deep stacks, and yield to all others.
+
+What takes least is begun first, so it waits for what is under way and no other. Knows no grammars.
+"""
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -24,24 +27,29 @@ class Crew:
         """nice: how far they stand back behind other threads, where the system can do that (Linux); 0 .. 19."""
         self._most, self._nice = threads, nice
         self._lock = threading.Lock()
-        self._asked: deque[tuple[Future[Any], Work]] = deque()
+        self._asked: list[tuple[float, int, Future[Any], Work]] = []  # a heap
+        self._asks = 0
         self._threads = 0
         self._closed = False
 
-    def submit(self, work: Work, future: Future[Any]) -> None:
-        """Have it done by a thread that is free, or will be; `future` gets what it returns or raises."""
+    def submit(self, work: Work, future: Future[Any], seconds: float) -> None:
+        """Have it done by a thread that is free, or will be; `future` gets what it returns or raises.
+
+        seconds: that it is likely to take.
+        """
         with self._lock:
             if self._closed:
                 future.cancel()
                 return
-            self._asked.append((future, work))
+            self._asks += 1
+            heapq.heappush(self._asked, (seconds, self._asks, future, work))
             if self._threads == self._most:
                 return
             try:
                 start_deep(self._run)
             except RuntimeError as error:  # the system has no thread to give
                 if not self._threads:  # nobody will take it
-                    self._asked.pop()
+                    self._asked.clear()
                     future.set_exception(error)
                 return
             self._threads += 1
@@ -54,7 +62,7 @@ class Crew:
                 if not self._asked or self._closed:
                     self._threads -= 1
                     return
-                future, work = self._asked.popleft()
+                _, _, future, work = heapq.heappop(self._asked)
             try:
                 future.set_result(work())
             except BaseException as error:  # what a panic in native code raises is no Exception
@@ -64,8 +72,8 @@ class Crew:
         """Begin nothing more. What is under way ends with the process."""
         with self._lock:
             self._closed = True
-            left, self._asked = self._asked, deque()
-        for future, _ in left:
+            left, self._asked = self._asked, []
+        for _, _, future, _ in left:
             future.cancel()
 
 

@@ -22,10 +22,11 @@ class Lasting:
     again: from then on there is one ahead, which takes as much memory.
     """
 
-    def __init__(self, build: Callable[[], Program], crew: Crew) -> None:
-        """build: of the first, at once, and of each that follows, by the crew."""
+    def __init__(self, build: Callable[[], Program], crew: Crew, seconds: float) -> None:
+        """build: of the first, at once, and of each that follows, by the crew. seconds: that it takes."""
         self._build = build
         self._crew = crew
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._current = build()
         self._fresh: list[Program] = []  # none, or the next
@@ -51,7 +52,7 @@ class Lasting:
         """The order under way, or a new one; it ends with this program, which can start matchers again."""
         if not self._ordered or self._ordered[0].done():
             self._ordered[:] = [Future()]
-            self._crew.submit(self._renew, self._ordered[0])
+            self._crew.submit(self._renew, self._ordered[0], self._seconds)
         return self._ordered[0]
 
     def _renew(self) -> Lasting:

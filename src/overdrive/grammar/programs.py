@@ -115,7 +115,7 @@ class Programs:
         asked.bytes = found.bytes
         crew = self._quick if found.seconds < QUICK_SECONDS else self._slow
         build = partial(self._compiler.build, *key, found.grammar)
-        crew.submit(partial(Lasting, build, self._again), asked.compiled)
+        crew.submit(partial(Lasting, build, self._again, found.seconds), asked.compiled, found.seconds)
 
     def _forget(self) -> None:
         """Let go of the programs that were asked for longest ago; those still being compiled are kept track of."""

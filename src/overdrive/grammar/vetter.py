@@ -7,9 +7,8 @@ deadline. A child costs a few milliseconds; a crash or a stack that overflows is
     engine (vetting.py)  -- kind, source -->  vetter  -- fork -->  child: composes, compiles, tries
                          <-- Vetted or why not --     <-- pipe --
 
-Children run by levels: most grammars need a few milliseconds and end on the first, where little time is given and
-nobody waits long; those that need more begin again on the next, with more time and fewer at once. Knows sources and the
-compiler that it is given; never requests. One thread, so that forking is safe.
+Children run by levels (`levels.py`): those that need more time than theirs gives begin again on the next. Knows sources
+and the compiler that it is given; never requests. One thread, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import resource
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,20 +28,7 @@ from multiprocessing.connection import Connection, wait
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import Compiler, NotNow, Vetted
 from overdrive.grammar.crew import STACK_BYTES, start_deep
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """seconds: of the processor, for each child. children: at once. nice: how far they stand back, 0 .. 19."""
-
-    seconds: float
-    children: int
-    nice: int
-
-
-LEVELS = (Level(0.02, 2, 0), Level(0.25, 1, 10), Level(5.0, 2, 19))
-"""The first is short enough that a whole queue of hostile grammars (`--max-queue`) passes it within the time that one
-that is none may take to be compiled."""
+from overdrive.grammar.levels import Job, Level, Turns
 
 MEMORY_BYTES = 512 << 20
 """Of a child, beyond what the vetter has. Ordinary grammars take a hundredth."""
@@ -56,17 +41,6 @@ LOST = "the grammar could not be compiled: the process that tried it ended"
 
 LOOK_SECONDS = 1.0
 """From one look for jobs that are too late to the next."""
-
-
-@dataclass(slots=True)
-class Job:
-    """A grammar that was asked about. until: when the answer is of no use any more, by time.monotonic."""
-
-    number: int
-    kind: str
-    source: str
-    until: float
-    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +57,7 @@ class Vetter:
     def __init__(self, asks: Connection, compiler: Compiler, levels: Sequence[Level]) -> None:
         self._asks = asks
         self._compiler = compiler
-        self._levels = levels
-        self._waiting: tuple[deque[Job], ...] = tuple(deque() for _ in levels)
+        self._turns = Turns(levels)
         self._running: dict[Connection, tuple[Child, Job]] = {}
         self._spare: list[Child] = []  # none, or one: forking takes longer than what most grammars take
         self._looked = 0.0
@@ -97,22 +70,20 @@ class Vetter:
                 self._look(time.monotonic())
                 for pipe in [pipe for pipe in self._running if pipe in ready]:
                     self._ended(*self._running.pop(pipe))
-                if self._asks in ready:
+                while self._asks.poll():
                     number, kind, source, seconds = self._asks.recv()
-                    self._waiting[0].append(Job(number, kind, source, time.monotonic() + seconds))
+                    self._turns.add(Job(number, kind, source, time.monotonic() + seconds))
         except (EOFError, OSError):  # the engine is gone
             for child, _ in self._running.values():
                 os.kill(child.pid, signal.SIGKILL)
 
     def _start_children(self) -> None:
-        for number, (level, waiting) in enumerate(zip(self._levels, self._waiting, strict=True)):
-            running = sum(job.level == number for _, job in self._running.values())
-            while waiting and running < level.children:
-                job = waiting.popleft()
+        while jobs := self._turns.begin():
+            for job in jobs:
                 try:
-                    running += self._start(job)
+                    self._start(job)
                 except OSError as error:  # the system has no process to give
-                    self._answer(job, NotNow(f"the grammar could not be compiled: {error}"))
+                    self._settle(job, NotNow(f"the grammar could not be compiled: {error}"))
         if not self._spare:
             with suppress(OSError):
                 self._spare.append(self._fork())
@@ -123,30 +94,27 @@ class Vetter:
         if now < self._looked + LOOK_SECONDS:
             return
         self._looked = now
-        for waiting in self._waiting:
-            for job in [job for job in waiting if now > job.until]:
-                waiting.remove(job)
-                self._answer(job, NotNow(TOO_LATE))
+        for job in self._turns.give_up(now):
+            self._answer(job, NotNow(TOO_LATE))
         for child, job in self._running.values():
             if now > job.until + LOOK_SECONDS:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _start(self, job: Job) -> bool:
+    def _start(self, job: Job) -> None:
         if time.monotonic() > job.until:
-            self._answer(job, NotNow(TOO_LATE))
-            return False
+            self._settle(job, NotNow(TOO_LATE))
+            return
         child = self._given(self._spare.pop(), job) if self._spare else None
         child = child or self._given(self._fork(), job)
         if child is None:
-            self._answer(job, NotNow(LOST))
-            return False
-        self._running[child.pipe] = child, job
-        return True
+            self._settle(job, NotNow(LOST))
+        else:
+            self._running[child.pipe] = child, job
 
     def _given(self, child: Child, job: Job) -> Child | None:
         """The child, at the job; None where it has died while it waited for one."""
         try:
-            child.pipe.send((job, self._levels[job.level]))
+            child.pipe.send((job, self._turns.levels[job.level]))
         except ConnectionError:
             child.pipe.close()
             os.waitpid(child.pid, 0)
@@ -165,7 +133,7 @@ class Vetter:
 
     def _ended(self, child: Child, job: Job) -> None:
         try:
-            self._answer(job, child.pipe.recv())
+            self._settle(job, child.pipe.recv())
             os.waitpid(child.pid, 0)
         except (EOFError, ConnectionError):
             self._killed(job, os.waitpid(child.pid, 0)[1])
@@ -174,15 +142,19 @@ class Vetter:
     def _killed(self, job: Job, status: int) -> None:
         """A child ended without a verdict. status: as `os.waitpid` has it."""
         by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        if by == signal.SIGPROF and job.level + 1 < len(self._levels):
-            job.level += 1
-            self._waiting[job.level].append(job)
-        elif by == signal.SIGPROF:
-            self._answer(job, BadRequest(TOO_LONG.format(self._levels[-1].seconds)))
+        if by == signal.SIGPROF:
+            self._turns.end(job)
+            if not self._turns.advance(job):
+                self._answer(job, BadRequest(TOO_LONG.format(self._turns.levels[-1].seconds)))
         elif by in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):  # the library aborts where it gets no memory
-            self._answer(job, BadRequest(TOO_LARGE))
+            self._settle(job, BadRequest(TOO_LARGE))
         else:
-            self._answer(job, NotNow(TOO_LATE if by == signal.SIGALRM or time.monotonic() > job.until else LOST))
+            self._settle(job, NotNow(TOO_LATE if by == signal.SIGALRM or time.monotonic() > job.until else LOST))
+
+    def _settle(self, job: Job, verdict: Vetted | BadRequest) -> None:
+        """The answer on a job whose turn it was."""
+        self._turns.end(job)
+        self._answer(job, verdict)
 
     def _answer(self, job: Job, verdict: Vetted | BadRequest) -> None:
         self._asks.send((job.number, verdict))

@@ -19,7 +19,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from overdrive.grammar.base import Compiler, NotNow, Vetted
-from overdrive.grammar.vetter import LEVELS, LOST, Level
+from overdrive.grammar.levels import LEVELS, Level
+from overdrive.grammar.vetter import LOST
 
 MAIN = "import sys; sys.path[:] = {!r}; from overdrive.grammar.vetter import serve; serve({})"
 """Not by `multiprocessing`, which would read the program's main module a second time: that may be anybody's script."""
