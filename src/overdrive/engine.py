@@ -139,7 +139,9 @@ class Engine:
         late = self._deadlines.passed(self._scheduler.living(), time.monotonic())
         refused = [self._committer.abort(request, too_late(request)) for request in late]
         refused += [
-            self._committer.abort(request, Finish(FinishReason.ERROR, message=str(error), status=error.status))
+            self._committer.abort(
+                request, Finish(FinishReason.ERROR, message=str(error), status=error.status, code=error.code)
+            )
             for request, error in self._compiling.release()
         ]
         if self._scheduler.held_alone and self._loop.settled:

@@ -98,6 +98,7 @@ def as_message(delta: Delta) -> Tokens:
         stop_token=finish.stop_token if finish else -1,
         error=finish.message if finish else "",
         status=finish.status if finish else 500,
+        code=finish.code if finish else "",
     )
 
 

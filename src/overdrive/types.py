@@ -44,7 +44,8 @@ class FinishReason(enum.StrEnum):
 class Finish:
     """How a request ended. stop_string: index into `SamplingParams.stop`, stop_token: the id; -1 for neither.
 
-    message: one line for the client where it ended with an error. status: what kind of error, as an HTTP status.
+    message: one line for the client where it ended with an error. status: what kind of error, as an HTTP status. code:
+    its name for programs; "" for the one that the status has.
     """
 
     reason: FinishReason
@@ -52,6 +53,7 @@ class Finish:
     stop_token: int = -1
     message: str = ""
     status: int = 500
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

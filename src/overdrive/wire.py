@@ -83,7 +83,8 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     finish: set in the last message of the request only.
     stop_string: index into `params.stop` of the string that ended the answer, -1 when none did.
     stop_token: the id (the last of `ids`) that ended the answer, -1 when none did.
-    error: one line for the client when finish is ERROR. status: what kind of error, as an HTTP status.
+    error: one line for the client when finish is ERROR. status: what kind of error, as an HTTP status. code: its name
+    for programs; "" for the one that the status has.
     """
 
     id: str
@@ -99,6 +100,7 @@ class Tokens(msgspec.Struct, array_like=True, frozen=True):
     stop_token: int = -1
     error: str = ""
     status: int = 500
+    code: str = ""
     queued: float = 0.0
 
 

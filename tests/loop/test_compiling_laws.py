@@ -209,5 +209,5 @@ def test_a_grammar_whose_turn_comes_too_late_is_no_fault_of_its_own() -> None:
     engine = make_engine(gate, seconds=0.0)
     engine.submit("late", (1, 2), params("w[0-9]"))
     run(engine, ends)
-    assert ends["late"].finish.status == 503
+    assert (ends["late"].finish.status, as_message(ends["late"]).code) == (503, "grammar_not_compiled")
     gate.open.set()

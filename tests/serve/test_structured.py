@@ -120,6 +120,15 @@ def test_what_cannot_be_compiled_is_a_400_that_names_its_field(roomy, fields, st
     assert (error["param"], error["message"]) == (next(iter(fields)), "unsupported keyword: not")
 
 
+def test_what_was_not_compiled_in_time_is_a_503_of_its_own(roomy):
+    fault = {"finish": FinishReason.ERROR, "error": "too many", "status": 503, "code": "grammar_not_compiled"}
+    roomy.engine.script = lambda submit: iter([Tokens(submit.id, **fault)])
+    answer = httpx.post(f"{roomy.url}/v1/chat/completions", json={**ASK, "ebnf": "x"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (503, "grammar_not_compiled", None)
+    assert int(answer.headers["retry-after"]) > 0
+
+
 def test_a_grammar_that_cannot_be_followed_further_ends_the_stream_with_its_own_error(roomy):
     """Not with the server's: the event has the type and the field of the 400 that it would have been before."""
 

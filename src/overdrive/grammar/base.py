@@ -48,7 +48,7 @@ class NotNow(BadRequest):
     """A grammar was not compiled, by no fault of its own: it may be another time."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, code="not_compiled", status=503)
+        super().__init__(message, code="grammar_not_compiled", status=503)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class Answer:
         self.counts.cached = max(self.counts.cached, item.cached_tokens)
         if item.finish is FinishReason.ERROR:
             field = self.rules.grammar_field if item.status == 400 else ""
-            raise ServerFault(item.error or "the engine gave the request up", item.status, field)
+            raise ServerFault(item.error or "the engine gave the request up", item.status, field, item.code)
         if item.finish is FinishReason.ABORT:
             raise ServerFault("the server stopped before the answer was complete", status=503)
         finish: FinishWord | None = None if item.finish is None else item.finish.value  # type: ignore[assignment]

@@ -26,8 +26,9 @@ class ServerFault(BadRequest):
     """The request passed every check but cannot be answered: the engine failed, refused or took too long, or the server
     goes down."""
 
-    def __init__(self, message: str, status: int = 500, param: str = "") -> None:
-        super().__init__(message, param, code=CODES.get(status, "engine_refused"), status=status)
+    def __init__(self, message: str, status: int = 500, param: str = "", code: str = "") -> None:
+        """code: by default the one that the status has."""
+        super().__init__(message, param, code=code or CODES.get(status, "engine_refused"), status=status)
 
 
 def error_value(fault: BadRequest) -> dict[str, Any]:
