@@ -181,6 +181,7 @@ class Engine:
             submitted=self._submitted,
             finished=dict(self._committer.finished),
             faults=self._loop.faults,
+            fault=self._loop.fault,
             speculation=self._lever.setting,
         )
 

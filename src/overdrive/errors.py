@@ -11,11 +11,16 @@ class OutOfDeviceMemory(RuntimeError):
     """A launch found too little memory on the device. What it was to do is undone; less at once may fit."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line: drivers add advice in further ones. Its type where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def one_line(error: Exception) -> str:
     """Why something could not be set up, for people."""
     if isinstance(error, OverdriveError):
-        return str(error)
-    said = next(iter(str(error).splitlines()), "") or "not enough memory"
+        return first_line(error)
+    said = first_line(error) if str(error) else "not enough memory"
     return f"the engine cannot be set up with these options: {said}"
 
 

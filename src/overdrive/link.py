@@ -154,8 +154,7 @@ class EngineClient:
                         self._deliver(item)
                 case Stats():
                     self.stats = message
-                    self._told.set()
-                    self._told = asyncio.Event()
+                    self._wake()
                 case Loading():
                     on_loading(message)
                 case Ready():
@@ -169,7 +168,7 @@ class EngineClient:
         return await asyncio.shield(self._info)
 
     async def next_stats(self) -> Stats:
-        """Waits for the engine's next statistics."""
+        """Waits for the engine's next statistics, or for its end: then they are the last ones."""
         await self._told.wait()
         return self.stats
 
@@ -208,6 +207,7 @@ class EngineClient:
         if not self._info.done():
             self._info.set_exception(OverdriveError(self.failure))
             self._info.exception()  # else asyncio complains where nobody waits for the start any more
+        self._wake()
         for request_id in list(self._replies):
             self._deliver(Tokens(request_id, finish=FinishReason.ERROR, error=self.failure))
 
@@ -215,6 +215,11 @@ class EngineClient:
         """Delivers what was sent, waiting a second at most where the engine lives, and lets go of the socket."""
         self._socket.close(linger=0 if self.failure else LINGER_MS)
         self._context.term()
+
+    def _wake(self) -> None:
+        """Those who wait for statistics go on."""
+        self._told.set()
+        self._told = asyncio.Event()
 
     def _deliver(self, item: Tokens) -> None:
         reply = self._replies.get(item.id)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
-from overdrive.errors import OutOfDeviceMemory
+from overdrive.errors import OutOfDeviceMemory, first_line
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.grammar.walker import Walker
 from overdrive.policy.controller import Controller
@@ -122,8 +122,8 @@ class _Pending(Generic[F]):
 class Loop(Generic[F]):
     """Advances every request by steps.
 
-    faults: times that launched steps were lost. failure: why no step can be run any more, in one line; empty while all
-    is well.
+    faults: times that launched steps were lost. fault: why, the last time, in one line; empty before the first.
+    failure: why no step can be run any more, in one line; empty while all is well.
     lookahead: how many launched steps may be unsettled when a step's turn ends. 1 overlaps the host's work with the
     device's; 0 settles every step before the next is built. The text is the same.
     """
@@ -141,6 +141,7 @@ class Loop(Generic[F]):
         """walker: writes masks; by default one of this thread alone."""
         self.times = LoopTimes()
         self.faults = 0
+        self.fault = ""
         self.failure = ""
         self._faults_in_a_row = 0
         self._walker = walker or Walker()
@@ -250,6 +251,7 @@ class Loop(Generic[F]):
         and ends with the error. Where memory was what lacked, the device's is sound; else nothing cached is trusted.
         """
         self.faults += 1
+        self.fault = first_line(error)
         self._faults_in_a_row += 1
         rows = max((len(pending.flight.step.rows) for pending in self._pending), default=0)
         self._pending.clear()
@@ -259,18 +261,18 @@ class Loop(Generic[F]):
             self._scheduler.preempt_all()
         else:
             self._scheduler.forget_flights()
-            finish = Finish(FinishReason.ERROR, message=f"the device failed: {error}")
+            finish = Finish(FinishReason.ERROR, message=f"the device failed: {self.fault}")
             lost = [running.request for running in self._scheduler.running.values()]
             deltas = [self._committer.abort(request, finish) for request in lost]
         if self._scheduler.cache is not None and not isinstance(error, OutOfDeviceMemory | MemoryError):
             self._scheduler.cache.clear()
-        self._recover(error)
+        self._recover()
         return deltas
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self) -> None:
         if self._faults_in_a_row > MOST_FAULTS_IN_A_ROW:
-            self.failure = f"the device failed {self._faults_in_a_row} times in a row: {error}"
+            self.failure = f"the device failed {self._faults_in_a_row} times in a row: {self.fault}"
         try:
             self._runner.recover()
         except RuntimeError as lost:
-            self.failure = f"the device is lost: {lost}"
+            self.failure = f"the device is lost: {first_line(lost)}"

@@ -227,7 +227,8 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     prefix_tokens: prompt tokens found in the prefix cache, of prompt_tokens admitted. simulated: whether acceptance is.
     slots_used: of `EngineInfo.max_rows`. matchers: followers of grammars that exist, in living requests or left behind.
     submitted: requests taken into the queue; finished: of those, by their finish; the others wait or run.
-    faults: times that launched steps were lost, to an error of the device's or to too little memory.
+    faults: times that launched steps were lost, to an error of the device's or to too little memory. fault: why, the
+    last time, in one line.
     speculation: who decides how much is drafted now, as in `policy.lever`.
     """
 
@@ -255,6 +256,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     submitted: int = 0
     finished: dict[FinishReason, int] = {}
     faults: int = 0
+    fault: str = ""
     speculation: str = ""
 
 

@@ -57,7 +57,7 @@ def test_a_request_that_fails_every_step_it_is_in_ends_alone(lookahead: int) -> 
         b.runner.poison = poison.id
         b.run()
         check(b, requests, [poison])
-        assert "the device is gone" in b.finishes[poison.id][0].message
+        assert "the device is gone" in b.finishes[poison.id][0].message == f"the device failed: {b.loop.fault}"
         assert not b.loop.failure
 
 

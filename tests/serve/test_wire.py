@@ -157,6 +157,16 @@ def test_death_of_the_engine_finishes_every_request_with_an_error(address):
     run_linked(address, body)
 
 
+def test_who_waits_for_statistics_goes_on_when_the_engine_ends(address):
+    async def body(client, endpoint):
+        waiting = asyncio.create_task(client.next_stats())
+        await asyncio.sleep(0)
+        client.fail("the engine process ended")
+        assert await asyncio.wait_for(waiting, 60) is client.stats
+
+    run_linked(address, body)
+
+
 def test_logprobs_of_arrays_are_cut_to_count():
     arrays = TopLogprobs(
         chosen=np.array([-1.0, -2.0], np.float32),

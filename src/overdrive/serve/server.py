@@ -123,6 +123,7 @@ class Server:
         self._http = _Http(http_config(create_app(self._gate, watchers)))
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._reports: set[asyncio.Task[None]] = set()  # one for each living engine; asyncio keeps no hold of tasks
 
     async def run(self, target: Target) -> None:
         """Starts, serves, drains and ends. Raises OverdriveError when no engine can be kept running."""
@@ -158,6 +159,9 @@ class Server:
         info = await client.ready()
         tokenizer, template = await asyncio.to_thread(open_text, Path(info.source), self._engine.model)
         self._gate.metrics.watch(lambda: client.stats)
+        reports = asyncio.create_task(report_faults(client))
+        self._reports.add(reports)
+        reports.add_done_callback(self._reports.discard)
         name = self._options.served_model_name or self._model
         style = chat_style(template, tokenizer, self._engine.model.tool_format)
         freeze_heap()
@@ -174,6 +178,16 @@ class Server:
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
+
+
+async def report_faults(client: EngineClient) -> None:
+    """Logs why steps were lost, while the engine lives: it goes on after that, and clients see nothing but delay."""
+    known = 0
+    while not client.failure:
+        stats = await client.next_stats()
+        if stats.faults > known:
+            known = stats.faults
+            log.warning("the device lost steps", extra={"fields": {"reason": stats.fault, "faults": known}})
 
 
 class _Http(uvicorn.Server):
