@@ -1,10 +1,14 @@
 """What constraints cost, and what they give back: streams, forced tokens, hostile grammars.
 
-Run: PYTHONPATH=src python benchmarks/grammar.py streams [--rows 1 16 64] [--model smollm2]
+Run: PYTHONPATH=src python benchmarks/grammar.py streams [--rows 1 16 64] [--arms off auto] [--tokens 48]
+         [--pairs 40] [--seconds 220]
      PYTHONPATH=src python benchmarks/grammar.py forced --bfcl FOLDER [--count 40]
      PYTHONPATH=src python benchmarks/grammar.py hostile
 
-streams: constrained streams over free ones of the same lengths, by turns in one engine. forced: tokens per round on
+streams: constrained streams over free ones of the same lengths, by turns in one engine, in pairs whose order turns too:
+the ratio is that of the two of a pair, so that a machine whose speed changes changes both. Told are the median of all
+pairs, its 95 % interval (order statistics) and the quartiles. Each row count and arm takes --seconds at most, loading
+aside; runs of few --tokens give more pairs. forced: tokens per round on
 tool calls with and without what grammars make certain among the drafts; FOLDER is that of the Berkeley Function-Calling
 Leaderboard's questions. hostile: a plain stream's pace while grammars compile that were made to be expensive.
 """
@@ -15,6 +19,7 @@ import argparse
 import gzip
 import itertools
 import json
+import math
 import random
 import statistics
 import time
@@ -30,6 +35,7 @@ from overdrive import LLM
 from overdrive.draft.forced import ForcedRuns
 from overdrive.engine import Engine
 from overdrive.llm import Parameters
+from overdrive.loop import LoopTimes
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
 
 Request = tuple[list[int], SamplingParams]
@@ -143,34 +149,63 @@ def timed(engine: Engine, requests: Sequence[Request]) -> float:
 
 
 def streams(args: argparse.Namespace, console: Console) -> None:
-    """Constrained over free streams by rows, one after the other in turn; medians of the ratios."""
-    for speculation in args.speculation:
-        given: dict[str, Any] = {
-            "draft": args.draft,
-            "drafts": args.drafts,
-            "speculation": speculation,
-            "overlap": args.overlap,
-        }
-        with LLM(args.model, max_rows=max(args.rows), kv_tokens=max(args.rows) * 512, progress=False, **given) as llm:
+    """Constrained over free streams, for each arm and number of rows."""
+    for arm in args.arms:
+        given: dict[str, Any] = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
+        given |= {"speculation": arm, "max_rows": max(args.rows), "kv_tokens": max(args.rows) * 512}
+        with LLM(args.model, progress=False, **given) as llm:
             prompts = [_prompt(llm, f"List {topic} as JSON.") for topic in TOPICS]
-            ends = llm.info.eos_ids
-            free = SamplingParams(max_tokens=args.tokens, temperature=0.0)
-            held = replace(free, grammar=GrammarSpec("json_schema", json.dumps(PEOPLE)), stop_token_ids=ends)
             for rows in args.rows:
                 chosen = [prompts[row % len(prompts)] for row in range(rows)]
-                ratios, rates = [], []
-                for turn in range(1 + args.count):
-                    order = (held, free) if turn % 2 else (free, held)
-                    found = {params: timed(llm._engine, [(prompt, params) for prompt in chosen]) for params in order}
-                    if turn:
-                        ratios.append(found[held] / found[free])
-                        rates.append((found[held], found[free]))
-                times = llm._engine._loop.times
-                console.print(
-                    f"{speculation}, {rows} rows: constrained {statistics.median(r[0] for r in rates):.0f} tokens/s, "
-                    f"free {statistics.median(r[1] for r in rates):.0f}, ratio {statistics.median(ratios):.3f}; "
-                    f"masks {1e3 * times.masked / times.steps:.2f} ms a step"
-                )
+                before = replace(llm._engine._loop.times)
+                pairs = _pairs(llm, chosen, args)
+                masks = _masks_of_a_step(before, llm._engine._loop.times)
+                console.print(f"{arm}, {rows} rows: {told(pairs)}; masks {1e3 * masks:.2f} ms a constrained step")
+
+
+def _pairs(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namespace) -> list[tuple[float, float]]:
+    """Tokens a second of constrained and of free streams, pair by pair; the first pair finds cold caches."""
+    free = SamplingParams(max_tokens=args.tokens, temperature=0.0)
+    spec = GrammarSpec("json_schema", json.dumps(PEOPLE))
+    held = replace(free, grammar=spec, stop_token_ids=llm.info.eos_ids)
+    pairs: list[tuple[float, float]] = []
+    until = time.perf_counter() + args.seconds
+    for turn in range(1 + args.pairs):
+        order = (held, free) if turn % 2 else (free, held)
+        found = {params: timed(llm._engine, [(prompt, params) for prompt in prompts]) for params in order}
+        if turn:
+            pairs.append((found[held], found[free]))
+            taken = (args.seconds - (until - time.perf_counter())) / (turn + 1)
+            if time.perf_counter() + taken > until:
+                break
+    return pairs
+
+
+def _masks_of_a_step(before: LoopTimes, after: LoopTimes) -> float:
+    """Seconds, of the steps between: about half of them are constrained."""
+    return 2 * (after.masked - before.masked) / (after.steps - before.steps)
+
+
+def told(pairs: Sequence[tuple[float, float]]) -> str:
+    """The median ratio, its interval and the spread, in words."""
+    found = sorted(held / free for held, free in pairs)
+    held, free = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    least, most = interval(found)
+    low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else found * 3
+    return (
+        f"constrained {held:.0f} tokens/s, free {free:.0f}, ratio {middle:.3f} (95 % of it {least:.3f} .. {most:.3f}, "
+        f"quartiles {low:.3f} .. {high:.3f}, {len(found)} pairs)"
+    )
+
+
+def interval(found: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, of sorted values: as many of each end are left out as a fair coin allows. All of
+    them where there are fewer than six, which is too few to say."""
+    outside, tail = 0, 0.5 ** len(found)
+    while outside < len(found) // 2 and tail + math.comb(len(found), outside + 1) * 0.5 ** len(found) <= 0.025:
+        outside += 1
+        tail += math.comb(len(found), outside) * 0.5 ** len(found)
+    return found[outside], found[-1 - outside]
 
 
 # -- hostile grammars --------------------------------------------------------------------------------------------------
@@ -230,12 +265,15 @@ def main() -> None:
     parser.add_argument("--draft", default="eagle3")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--speculation", nargs="+", default=["off", "auto"])
+    parser.add_argument("--arms", nargs="+", default=["off", "auto"], help="of --speculation")
+    parser.add_argument("--pairs", type=int, default=40, help="of runs, at most")
+    parser.add_argument("--seconds", type=float, default=220.0, help="for each row count and arm, at most")
     parser.add_argument("--overlap", default="auto")
     parser.add_argument("--bfcl", type=Path)
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--count", type=int, default=20, help="conversations of each kind")
+    parser.add_argument("--tokens", type=int, default=0, help="of an answer; by default 48 of a stream, 120 of a call")
     args = parser.parse_args()
+    args.tokens = args.tokens or (48 if args.what == "streams" else 120)
     {"forced": forced, "streams": streams, "hostile": hostile}[args.what](args, Console(width=160))
 
 
