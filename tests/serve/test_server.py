@@ -30,11 +30,13 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 class Running:
     """A server process with its address and the id of its engine process."""
 
+    SCRIPT = Path(__file__).with_name("run_fake.py")
+
     def __init__(self, model: str, folder: Path, port: int = 0, engine_timeout: float = 600.0) -> None:
+        self.model = model
         template = folder / "template.jinja"
         template.write_text(TEMPLATE)
-        script = Path(__file__).with_name("run_fake.py")
-        command = [sys.executable, *map(str, (script, model, port, template, engine_timeout))]
+        command = [sys.executable, *map(str, (self.SCRIPT, model, port, template, engine_timeout))]
         self.scratch = tempfile.TemporaryDirectory(prefix="od")  # short: the link's address has 107 bytes at most
         environment = {**os.environ, "TMPDIR": self.scratch.name}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

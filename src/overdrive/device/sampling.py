@@ -97,8 +97,12 @@ class SamplingState:
         self.plain[slot] = not (params.temperature > 0 or params.penalised or params.logit_bias or params.min_tokens)
         stops, bias = slot_lists(params, self.vocab_size)
         self.stop_ids = _set_list(self.stop_ids, slot, stops, pad=-1)
-        self.bias_ids = _set_list(self.bias_ids, slot, list(bias), pad=-1)
-        self.bias = _set_list(self.bias, slot, list(bias.values()), pad=0)
+        # Both or none: where memory does not last for one, they must not come to differ in width.
+        bias_ids, biases = (
+            _set_list(self.bias_ids, slot, list(bias), -1),
+            _set_list(self.bias, slot, list(bias.values()), 0),
+        )
+        self.bias_ids, self.bias = bias_ids, biases
         if params.penalised:
             self.counts.admit(slot, tokens, prompt_len)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +21,15 @@ Launch = Callable[[], None]
 
 class StreamError(RuntimeError):
     """A launch failed; everything launched after it was skipped. `__cause__` is the failure."""
+
+
+def let_go(error: BaseException) -> BaseException:
+    """The same error, without what the failed calls held: memory that was scarce is free once they are forgotten.
+
+    Where it was raised can still be read from its traceback.
+    """
+    traceback.clear_frames(error.__traceback__)
+    return error
 
 
 def launch_error(error: BaseException) -> RuntimeError:
@@ -100,7 +110,7 @@ class _Chain:
             try:
                 work()
             except Exception as error:
-                self.error = error
+                self.error = let_go(error)
 
 
 class InlineStream:

@@ -59,7 +59,8 @@ class TokenCounts:
         if not self._free:
             have, vocab_size = self.output.shape
             more = max(1, min(have, len(self.entry) - have))
-            self.output = torch.cat([self.output, self.output.new_zeros((more, vocab_size))])
-            self.prompt = torch.cat([self.prompt, self.prompt.new_zeros((more, vocab_size))])
+            output = torch.cat([self.output, self.output.new_zeros((more, vocab_size))])
+            prompt = torch.cat([self.prompt, self.prompt.new_zeros((more, vocab_size))])
+            self.output, self.prompt = output, prompt  # both, or none where memory does not last
             self._free = list(range(have + more - 1, have - 1, -1))
         return self._free.pop()

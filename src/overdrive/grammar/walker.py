@@ -45,8 +45,10 @@ class Walker:
         parts = max(1, min(self._threads, len(chains) // FEWEST_ROWS))
         numbered = list(enumerate(chains))
         others = [self._pool.submit(_fill, numbered[part::parts], sheet, forced, until) for part in range(1, parts)]
-        _fill(numbered[0::parts], sheet, forced, until)
-        wait(others)
+        try:
+            _fill(numbered[0::parts], sheet, forced, until)
+        finally:
+            wait(others)  # who goes on, with an error too, has the constraints to itself again
         for other in others:
             other.result()
 

@@ -222,6 +222,7 @@ class CudaRunner:
     def recover(self) -> None:
         """Accept launches again. Whatever slots held is lost; admissions set them anew."""
         self._stream.clear_error()
+        self._masked = True  # what failed may have been between the masks' arrival and the note of it
 
     def close(self) -> None:
         """Let go of what was recorded. The stream is still open."""

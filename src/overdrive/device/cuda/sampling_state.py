@@ -110,23 +110,27 @@ class StaticSamplingState(SamplingState):
         stops, bias = slot_lists(params, self.vocab_size)
         stops = stops if params.min_tokens else []
         if stops or bias or slot in self._listed:
+            self._listed.add(slot)  # before anything is written, of which a failure may leave a part
             self._reserve(len(stops), len(bias))
             self._write_list(self.stop_ids, slot, stops, -1)
             self._write_list(self.bias_ids, slot, list(bias), -1)
             self._write_list(self.bias, slot, list(bias.values()), 0)
             self.n_stops[slot], self.n_biases[slot] = len(stops), len(bias)
-        self._listed.discard(slot)
-        if stops or bias:
-            self._listed.add(slot)
+        if not (stops or bias):
+            self._listed.discard(slot)
 
     def _reserve(self, stops: int, biases: int) -> None:
-        """Widen tables that are too narrow, by doubling; what was captured with the old ones is out of date."""
+        """Widen tables that are too narrow, by doubling; what was captured with the old ones is out of date.
+
+        No table moves before there is memory for all that move with it.
+        """
         while stops > self.stop_ids.shape[1]:
             self.stop_ids = torch.nn.functional.pad(self.stop_ids, (0, self.stop_ids.shape[1]), value=-1)
             self.version += 1
         while biases > self.bias_ids.shape[1]:
-            self.bias_ids = torch.nn.functional.pad(self.bias_ids, (0, self.bias_ids.shape[1]), value=-1)
-            self.bias = torch.nn.functional.pad(self.bias, (0, self.bias.shape[1]))
+            ids = torch.nn.functional.pad(self.bias_ids, (0, self.bias_ids.shape[1]), value=-1)
+            bias = torch.nn.functional.pad(self.bias, (0, self.bias.shape[1]))
+            self.bias_ids, self.bias = ids, bias
             self.version += 1
 
     def _write_list(self, table: Tensor, slot: int, values: Sequence[float], pad: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from overdrive.device.stream import Launch, Wait, launch_error, synchronize
+from overdrive.device.stream import Launch, Wait, launch_error, let_go, synchronize
 
 
 class CudaEvent:
@@ -67,15 +67,15 @@ class CudaStream:
             with torch.cuda.stream(self.stream):
                 work()
         except Exception as error:
-            self._error = error
+            self._error = let_go(error)
 
     def record(self) -> CudaEvent:
         return CudaEvent(self.stream, self._error, self._wait)
 
     def clear_error(self) -> None:
-        """What failed was the launch; what it may have left running is waited for."""
+        """What failed was the launch; what it may have left running, on a side stream too, is waited for."""
+        torch.cuda.synchronize(self.stream.device)
         self._error = None
-        self.stream.synchronize()
         torch.cuda.empty_cache()  # what failed may have been for want of memory
 
     def close(self) -> None:
