@@ -197,7 +197,7 @@ def build(
     """Load a model and put an engine around it. Raises OverdriveError, one line, for whatever is wrong with either.
 
     controller: decides each step's drafts; by default the one that `options.draft.speculation` means.
-    wrap: given that one, who decides in its place, such as a benchmark that lets others take turns with it.
+    wrap: makes of that controller the one that decides in its place; for benchmarks that let several take turns.
     precompiler: one that was started earlier, so that it has a lead.
     """
     device = open_device(options, precompiler)

@@ -1,4 +1,4 @@
-"""Who decides how much every step drafts, from options to a controller that knows what steps cost on this machine.
+"""From options to the controller that decides how much every step drafts, with the costs of steps on this machine.
 
 Knows options, a device's runner and where costs are kept; must never know requests.
 """
@@ -81,7 +81,7 @@ def _named(folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gears:
-    """A controller, and what can be told of what it weighs, which is nothing where it weighs nothing.
+    """A controller, and what can be reported of the costs it weighs: nothing for one that weighs none.
 
     speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key and its "origin":
     measured, stored or assumed. beliefs: what the controller expects by now.
@@ -94,7 +94,7 @@ class Gears:
 
 
 def settle_drafts(options: DraftOptions) -> DraftOptions:
-    """`options` with `drafts` as their words on speculation mean it, and nobody to draft where they want nothing."""
+    """`options` with `drafts` as `speculation` means it (3 for fixed:3), and without a drafter where that is off."""
     setting = parse_setting(options.speculation, options.drafts)
     if setting.rule == "off":
         return replace(options, drafts=0, draft="none", draft_model="")

@@ -67,7 +67,7 @@ class Parameters(Sampling, Tooled):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A prompt with what its parameters make of it. param: its name in complaints. table: tokens as text."""
+    """A prompt with what its parameters make of it. param: its name in error messages. table: tokens as text."""
 
     param: str
     prompt: list[int]

@@ -62,7 +62,7 @@ class Wanted:
     """What endpoints call by different names: the prompt, the most tokens of the answer, log-probabilities and drafts.
 
     max_tokens: None takes the room left. logprobs, max_drafts, grammar: as in `SamplingParams`. The `_param`s are the
-    names in complaints.
+    names in error messages.
     """
 
     prompt: list[int]

@@ -78,7 +78,7 @@ class Structured(Model):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the text of an answer must be. field: who asked, for complaints. schema: of JSON, None for other kinds."""
+    """What the text of an answer must be. field: of the request, for errors. schema: of JSON, None for other kinds."""
 
     grammar: GrammarSpec
     field: str

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overdrive.errors import OverdriveError
-from overdrive.json_text import parse_json
+from overdrive.json_text import read_json
 from overdrive.model.rope import RopeConfig, parse_rope
 
 MOST, MOST_LAYERS = 1 << 24, 1 << 12
@@ -141,19 +141,6 @@ class ModelConfig:
             bos_id=min(_ids(raw, "bos_token_id") or _ids(generation, "bos_token_id") or {-1}),
             generation=_generation_defaults(generation),
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises OverdriveError naming the file when it is missing or not one."""
-    try:
-        raw = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OverdriveError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise OverdriveError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise OverdriveError(f"{path} holds no JSON object")
-    return raw
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from overdrive.errors import OverdriveError
+from overdrive.json_text import read_json
 from overdrive.model.assemble import check_tensors, expected_shapes
-from overdrive.model.config import ModelConfig, read_json
+from overdrive.model.config import ModelConfig
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 # Tables that old checkpoints store although the config says them; a tied head may be stored twice.

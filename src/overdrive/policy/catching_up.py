@@ -15,7 +15,8 @@ from overdrive.policy.cost import CostTable
 from overdrive.types import Row, Step
 
 MOST_LAG = 256
-"""Tokens of a row beyond which a drafter catches up no more but starts afresh."""
+"""Most tokens of a row that catching up is taken to read: the default of `--draft-window`. A head with another window,
+and a small model, which has none, read more or less; what they take is learnt (`CatchUp`)."""
 
 STEPS_A_LOOK = 8
 """Settled steps after which the rows are looked at again, where anybody asks."""

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 
 from overdrive.errors import OverdriveError
-from overdrive.json_text import parse_json
+from overdrive.json_text import parse_json, read_json
 from overdrive.text.pieces import TokenTable, pieces_for_decoder, strips_first_space
 from overdrive.text.tokenizer import FastTokenizer, NoTokenizer, Tokenizer
 
@@ -30,23 +30,15 @@ def load_hf_tokenizer(path: Path) -> Tokenizer:
         raise OverdriveError(f"{file} cannot be read: {error}") from error
     core.no_truncation()
     core.no_padding()
-    config = read_json(file.with_name("special_tokens_map.json")) | read_json(file.with_name("tokenizer_config.json"))
+    config = read_if_there(file.with_name("special_tokens_map.json")) | read_if_there(
+        file.with_name("tokenizer_config.json")
+    )
     return _assemble(core, config)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_if_there(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} when there is no such file. Raises OverdriveError when it is no JSON object."""
-    if not path.is_file():
-        return {}
-    try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OverdriveError(f"{path} is no valid JSON: {error}") from error
-    except OSError as error:
-        raise OverdriveError(f"cannot read {path}: {error.strerror}") from error
-    if not isinstance(value, dict):
-        raise OverdriveError(f"{path} does not hold a JSON object")
-    return value
+    return read_json(path) if path.is_file() else {}
 
 
 def _assemble(core: Core, config: Mapping[str, Any]) -> Tokenizer:

@@ -8,7 +8,7 @@ from overdrive.config import ModelOptions
 from overdrive.errors import OverdriveError
 from overdrive.gguf_file import read_metadata
 from overdrive.text.gguf_tokenizer import load_gguf_tokenizer
-from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_json
+from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_if_there
 from overdrive.text.template import ChatTemplate
 from overdrive.text.tokenizer import ByteTokenizer, NoTokenizer, Tokenizer
 
@@ -33,7 +33,7 @@ def open_text(source: Path, options: ModelOptions) -> tuple[Tokenizer, ChatTempl
 
 def _vocab_size(folder: Path) -> int:
     """As config.json has it; 0 where it says nothing."""
-    size = read_json(folder / "config.json").get("vocab_size", 0)
+    size = read_if_there(folder / "config.json").get("vocab_size", 0)
     return size if isinstance(size, int) else 0
 
 
@@ -85,7 +85,7 @@ def _hf_templates(path: Path) -> dict[str, str]:
 
 def _config_templates(path: Path) -> dict[str, str]:
     """`chat_template` of a tokenizer_config.json: one template, or a list of named ones."""
-    found = read_json(path).get("chat_template") or []
+    found = read_if_there(path).get("chat_template") or []
     if isinstance(found, str):
         return {"default": found}
     try:

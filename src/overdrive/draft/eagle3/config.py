@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from overdrive.errors import OverdriveError
-from overdrive.model.config import ModelConfig, read_json
+from overdrive.json_text import read_json
+from overdrive.model.config import ModelConfig
 from overdrive.model.rope import RopeConfig
 from overdrive.model.safetensors_folder import SafetensorsFolder
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from overdrive.model.config import ModelConfig, read_json
+from overdrive.json_text import read_json
+from overdrive.model.config import ModelConfig
 
 HEADS = Path(__file__).parents[2] / "heads"
 CARD = "card.json"

@@ -201,7 +201,7 @@ class Engine:
         return factor * float(draft), factor * float(machine.step(batch.tokens, batch.context, k))
 
     def _make(self, step: Step, outcome: Outcome, slots: NDArray[np.int64], decode_rows: int) -> Flight:
-        """The device's side of the outcome, at the end of its seconds. Tokens behind an answer's end are nobody's."""
+        """The device's side of the outcome, at the end of its seconds. Tokens behind an answer's end do not count."""
         rows, seconds = self._rows, sum(outcome.seconds)
         useful = np.minimum(outcome.counts, (rows.output - rows.made)[slots])
         requests = rows.request[slots]
