@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import decoders
 from tokenizers.decoders import DecodeStream
 
-from overdrive.text import AnswerText, Detokeniser, StopMatcher, Tokenizer, load_chat_template, load_tokenizer
+from overdrive.text import AnswerText, StopMatcher, Tokenizer, load_chat_template, load_tokenizer
 
 PARAGRAPH = """Speculative decoding drafts a few tokens cheaply and lets the model verify them at once. Naïve servers
 pay for it under load: 64 rows, 3 drafts, 25.6% slower.
@@ -74,7 +74,7 @@ def streamers(tokenizer: Tokenizer) -> Iterator[tuple[str, Callable[[], Step]]]:
         return lambda run: [push(token) for token in run]
 
     yield "engine: stop matcher", matcher
-    yield "server: text", lambda: Detokeniser(tokenizer).push
+    yield "server: text", lambda: AnswerText(tokenizer).push
     yield "server: text with stops", lambda: AnswerText(tokenizer, STOPS).push
     if core is not None:
         core.decoder = core.decoder or decoders.ByteLevel()

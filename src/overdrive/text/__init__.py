@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from overdrive.text.answer import AnswerText
     from overdrive.text.committed import CommittedText
-    from overdrive.text.detokenise import Detokeniser
     from overdrive.text.loading import load_chat_template, load_tokenizer, open_text
     from overdrive.text.stops import StopHit, StopMatcher
     from overdrive.text.template import ChatTemplate
@@ -22,7 +21,6 @@ _HOMES = {
     "ByteTokenizer": "tokenizer",
     "ChatTemplate": "template",
     "CommittedText": "committed",
-    "Detokeniser": "detokenise",
     "StopHit": "stops",
     "StopMatcher": "stops",
     "Tokenizer": "tokenizer",
@@ -36,7 +34,6 @@ __all__ = [
     "ByteTokenizer",
     "ChatTemplate",
     "CommittedText",
-    "Detokeniser",
     "StopHit",
     "StopMatcher",
     "Tokenizer",

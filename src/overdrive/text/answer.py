@@ -2,6 +2,10 @@
 
 The server's half of the meeting "stop strings". The engine decides that and where a stop counts (`StopHit`); this side
 holds back what may be the beginning of one and cuts by the engine's word, on bytes, so both agree by construction.
+
+`tokenizers.decoders.DecodeStream` is not used: it decodes a window again per call and holds text back for as long as
+it ends in U+FFFD, so a run of invalid bytes never comes out. Bytes and an incremental UTF-8 decoder cost O(new bytes)
+and agree with `Tokenizer.decode` for any ids.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ class AnswerText:
     """Turns one answer's committed tokens into the text its reader gets.
 
     All pieces together are the same for every way of cutting the tokens into calls: the decoded answer up to the stop
-    string (`include_stop`: and including it). Without stops it is a `Detokeniser`.
+    string (`include_stop`: and including it), as `Tokenizer.decode(..., continues=True)` has it. A character whose last
+    byte has not arrived waits.
 
     stops: as sent to the engine, in the same order. table: tokens as text, where other than the tokenizer's.
     """
