@@ -6,8 +6,6 @@ it in one launch. Knows tokens and lengths, nothing of who else drafts.
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import torch
 from torch import Tensor
 
@@ -59,8 +57,11 @@ class PaddedNgramDrafter(KeepsNothing):
     def __init__(self, state: SlotState, shortest: int) -> None:
         if shortest < 1:
             raise ValueError(f"a match needs at least one token, not {shortest}")
-        cuda = state.history.is_cuda
-        self._copy_runs = import_module(f"overdrive.draft.{'copies_kernels' if cuda else 'copies'}").copy_runs
+        self._copy_runs = copy_runs
+        if state.history.is_cuda:
+            from overdrive.draft import copies_kernels  # and with it Triton, which only GPUs need
+
+            self._copy_runs = copies_kernels.copy_runs
         self._state = state
         self._shortest = shortest
 

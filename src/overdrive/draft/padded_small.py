@@ -8,13 +8,13 @@ Source: Leviathan et al. 2023 and Chen et al. 2023 (a small model drafts); readi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
+from overdrive.draft.eagle3.padded import steps_for
 from overdrive.draft.eagle3.slots import HeadSlots
 from overdrive.draft.eagle3.steps import Wanted, begin_text, take_along
 from overdrive.draft.exchanges import PageMirror, rounds
@@ -43,7 +43,7 @@ class PaddedSmallDrafter:
         self._slots = HeadSlots.allocate(state, most + 1, room.n_pages, 0, False, model.dtype)
         self._slots.oldest.fill_(-1)
         self._slots.stops.zero_()
-        self._steps = import_module(f"overdrive.draft.eagle3.{'step_kernels' if device.type == 'cuda' else 'steps'}")
+        self._steps = steps_for(device)
         self._lags = LagBounds(slots, most)
         self._pages = PageMirror(slots, state.page_table.shape[1], room.n_pages)
         self._numbers = RowNumbers(slots, 0, device)

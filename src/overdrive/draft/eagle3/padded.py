@@ -8,13 +8,15 @@ Source: Li et al. 2025, EAGLE-3; the catch-up is this project's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
+from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV
 from overdrive.device.batch import Batch
 from overdrive.device.cuda.store import store
+from overdrive.draft.eagle3 import steps
 from overdrive.draft.eagle3.network import EagleHead, HeadScored
 from overdrive.draft.eagle3.slots import FIRST, HeadSlots
 from overdrive.draft.eagle3.steps import Fed, Pairs, Wanted, begin, take_along
@@ -24,6 +26,15 @@ from overdrive.draft.padded import DescribedRows, PaddedDrafts, PaddedRoom
 from overdrive.draft.padded_rows import RowNumbers, padded_passes
 from overdrive.draft.uploads import upload
 from overdrive.types import Step
+
+
+def steps_for(device: torch.device) -> ModuleType:
+    """What a head does around its passes: `step_kernels` on a GPU, which alone has Triton, else `steps`."""
+    if device.type != "cuda":
+        return steps
+    from overdrive.draft.eagle3 import step_kernels
+
+    return step_kernels
 
 
 class PaddedEagleDrafter:
@@ -45,7 +56,7 @@ class PaddedEagleDrafter:
         width = len(config.taps) * config.target_hidden
         slots = room.slots + 1
         self._slots = HeadSlots.allocate(state, window, room.n_pages, width, config.layers == 1, head.dtype)
-        self._steps = import_module(f"overdrive.draft.eagle3.{'step_kernels' if device.type == 'cuda' else 'steps'}")
+        self._steps = steps_for(device)
         self._lags = LagBounds(slots, window)
         self._pages = PageMirror(slots, state.page_table.shape[1], room.n_pages)
         self._numbers = RowNumbers(slots, FIRST, device)
