@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `fakes`, wherever pytest w
 
 from fakes import FakeServer
 
+from tests.patience import PATIENCE
+
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory):
@@ -43,7 +45,7 @@ def make_server(tmp_path):
 
 @pytest.fixture(scope="session")
 def shared_http(shared_server):
-    with httpx.Client(base_url=shared_server.url, timeout=10) as client:
+    with httpx.Client(base_url=shared_server.url, timeout=PATIENCE) as client:
         yield client
 
 
@@ -54,7 +56,7 @@ def http(server, shared_http):
 
 @pytest.fixture(scope="session")
 def shared_client(shared_server):
-    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 

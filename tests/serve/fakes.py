@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,8 @@ STATS = Stats(
     ),
 )
 Script = Callable[[Submit], Iterator[Tokens]]
+HOLD = "hold"
+"""A file in the folder for temporary files: see `held`."""
 
 
 def speak(submit: Submit, text: str = TEXT, runs: tuple[int, ...] = (1, 4, 2, 3)) -> Iterator[Tokens]:
@@ -209,7 +212,7 @@ class TalkingEngine(FakeEngine):
 
 
 def engine_process(model: str, options: EngineOptions, address: str) -> None:
-    """An engine for `serve(..., target=engine_process)`; the model's name says how it behaves."""
+    """An engine for `serve(..., target=engine_process)`; the model's name says whether it comes to serve."""
     if model == "broken":
         endpoint = EngineEndpoint(address)
         endpoint.send(Failed("no such model: broken"))
@@ -217,7 +220,21 @@ def engine_process(model: str, options: EngineOptions, address: str) -> None:
         return
     if model == "crashing":
         raise SystemExit(3)
-    TalkingEngine(round_seconds=0.1 if model == "slow" else 0.001).serve(address)
+    while held():
+        time.sleep(0.01)
+    TalkingEngine(speak_unless_held, 0.01).serve(address)
+
+
+def held() -> bool:
+    """Whether engine processes of this test may not go on: none starts, and no answer has more than its beginning."""
+    return Path(tempfile.gettempdir(), HOLD).exists()
+
+
+def speak_unless_held(submit: Submit) -> Iterator[Tokens]:
+    for item in speak(submit):
+        yield item
+        while held():
+            yield Tokens(submit.id)
 
 
 class FakeServer:

@@ -12,6 +12,7 @@ import numpy as np
 
 from overdrive.policy.cost import CostTable
 from overdrive.wire import DraftStats, EngineInfo, PlanStats, Stats
+from tests.patience import PATIENCE
 
 from .fakes import INFO, FakeEngine
 
@@ -92,7 +93,7 @@ class PulsingEngine(FakeEngine):
 
 def events(url: str, headers: dict[str, str] | None = None) -> Iterator[tuple[str, dict]]:
     """What a page at `url` is told, as it comes. The connection closes with the iterator."""
-    with httpx.stream("GET", f"{url}/live", headers=headers, timeout=10) as response:
+    with httpx.stream("GET", f"{url}/live", headers=headers, timeout=PATIENCE) as response:
         assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         name = ""
         for line in response.iter_lines():

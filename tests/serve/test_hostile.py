@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from overdrive.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tests.patience import PATIENCE
 
 BASES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
@@ -138,7 +139,7 @@ RAW = {
 def test_bytes_that_are_hardly_http_are_refused_and_cost_nobody_else(http, server, caplog, name):
     host, port = server.url.removeprefix("http://").split(":")
     answer = b""
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         try:
             connection.sendall(RAW[name])
             connection.shutdown(socket.SHUT_WR)

@@ -19,9 +19,13 @@ from overdrive.text import ByteTokenizer, ChatTemplate
 from overdrive.tools.style import chat_style
 from overdrive.types import FinishReason, SamplingParams
 from overdrive.wire import Failed, Loading, Ready, Tokens
+from tests.patience import PATIENCE
 
 from .fakes import INFO, TEMPLATE, FakeEngine, TalkingEngine
 from .test_state import metric
+
+SILENCE = 1.0
+"""Seconds that are too long for an engine that serves: ten times what one that talks is silent."""
 
 
 class ThreadProcess:
@@ -41,7 +45,7 @@ class ThreadProcess:
     def end(self, grace: float) -> None:
         if isinstance(self._serve, Stuck):
             self._serve.killed.set()
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
         os.close(self.sentinel)
 
     def _run(self, address: str, serve) -> None:
@@ -66,7 +70,7 @@ class Stuck:
 
     def __call__(self, address: str) -> None:
         say(address, Ready(INFO))
-        self.killed.wait(10)
+        self.killed.wait(PATIENCE)
 
 
 class StuckInStart(Stuck):
@@ -79,7 +83,7 @@ class StuckInStart(Stuck):
 
 def starts_slowly(address: str) -> None:
     """Says nothing for longer than an engine that serves may."""
-    time.sleep(1.0)
+    time.sleep(1.5 * SILENCE)
     TalkingEngine().serve(address)
 
 
@@ -136,7 +140,7 @@ class Kept:
         await self.keeper.run(self.greeted.append)
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -173,7 +177,7 @@ def test_a_later_engine_that_cannot_start_is_followed_by_another(tmp_path):
 
 
 def test_a_stuck_engine_is_killed_and_followed_by_another(tmp_path):
-    kept = Kept(tmp_path, [Stuck(), talks], timeout=0.5)
+    kept = Kept(tmp_path, [Stuck(), talks], timeout=SILENCE)
 
     async def scenario() -> list[Tokens]:
         keeping = asyncio.create_task(kept.run())
@@ -186,17 +190,17 @@ def test_a_stuck_engine_is_killed_and_followed_by_another(tmp_path):
         return ends
 
     (end,) = asyncio.run(scenario())
-    assert (end.finish, end.error) == (FinishReason.ERROR, "the engine process gave no sign of life for 0.5 s")
+    assert (end.finish, end.error) == (FinishReason.ERROR, "the engine process gave no sign of life for 1 s")
     assert counted(kept) == (1, 1)
 
 
 def test_an_engine_may_start_for_longer_than_it_may_be_silent(tmp_path):
-    kept = Kept(tmp_path, [starts_slowly], timeout=0.5)
+    kept = Kept(tmp_path, [starts_slowly], timeout=SILENCE)
 
     async def scenario() -> None:
         keeping = asyncio.create_task(kept.run())
         await kept.until(lambda: isinstance(kept.gate.state, Service))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.5 * SILENCE)
         await kept.keeper.drain(1.0, asyncio.Event())
         await keeping
 

@@ -25,6 +25,7 @@ from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate
 from overdrive.tools.style import chat_style
 from overdrive.wire import Stats
+from tests.patience import PATIENCE, wait_until
 
 from .fakes import INFO, TEMPLATE
 from .pulsing import AUTO, PLANS, PulsingEngine, costs, events
@@ -61,7 +62,7 @@ def told(state: Service | Closed) -> list[tuple[str, dict]]:
     async def read() -> list[bytes]:
         return [event async for event in follow(gate(state))]
 
-    parts = [event.decode().split("\n") for event in asyncio.run(asyncio.wait_for(read(), 20))]
+    parts = [event.decode().split("\n") for event in asyncio.run(asyncio.wait_for(read(), PATIENCE))]
     pairs = [(part[0], part[1]) for part in parts if part[0].startswith("event: ")]
     return [(name.removeprefix("event: "), msgspec.json.decode(data.removeprefix("data: "))) for name, data in pairs]
 
@@ -188,18 +189,14 @@ def test_nothing_runs_for_pages_that_have_gone(live):
         return len(asyncio.all_tasks())
 
     def count() -> int:
-        return asyncio.run_coroutine_threadsafe(tasks(), live.loop).result(5)
+        return asyncio.run_coroutine_threadsafe(tasks(), live.loop).result(PATIENCE)
 
     before = count()
     stream = events(live.url)
     next(stream)
     assert count() > before
     stream.close()
-    for _ in range(200):
-        if count() <= before:
-            break
-        httpx.get(f"{live.url}/health")
-    assert count() <= before
+    wait_until(lambda: count() <= before)
 
 
 @pytest.mark.parametrize("status", ["loading", "draining", "restarting"])

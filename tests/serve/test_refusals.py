@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import httpx
 import pytest
 
 from overdrive.serve.service import Closed
 from overdrive.wire import Tokens
+from tests.patience import wait_until
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -251,7 +251,7 @@ def test_a_full_queue_is_429_with_retry_after(http, server):
     finally:
         for blocker in blockers:
             blocker.close()
-    _wait(lambda: server.client.active == 0)
+    wait_until(lambda: server.client.active == 0)
     server.engine.reset()
     assert http.post("/v1/completions", json=TEXT).status_code == 200
 
@@ -264,15 +264,8 @@ def _blocked(server):
     connection = socket.create_connection((host, int(port)))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
-    _wait(lambda: server.client.active > before)
+    wait_until(lambda: server.client.active > before)
     return connection
-
-
-def _wait(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -283,8 +276,8 @@ def test_a_client_that_leaves_aborts_its_request(server, stream):
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-        _wait(lambda: len(server.engine.submits) == 2)
-    _wait(lambda: len(server.engine.aborts) == 2)
+        wait_until(lambda: len(server.engine.submits) == 2)
+    wait_until(lambda: len(server.engine.aborts) == 2)
     assert sorted(server.engine.aborts) == sorted(submit.id for submit in server.engine.submits)
     assert server.client.active == 0
 
@@ -294,9 +287,9 @@ def test_a_client_that_leaves_within_its_body_is_no_failure(http, server, caplog
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\n{{".encode())
-        time.sleep(0.1)
+        wait_until(lambda: server.gate.entrance.held > 0)
     left = 'overdrive_requests_total{endpoint="/v1/completions",status="499"}'
-    _wait(lambda: left in http.get("/metrics").text)
+    wait_until(lambda: left in http.get("/metrics").text)
     assert not caplog.records
 
 
@@ -309,7 +302,7 @@ def test_a_client_that_leaves_a_running_stream_aborts_it(client, server):
     stream = client.completions.create(**TEXT, stream=True)
     next(iter(stream))
     stream.close()
-    _wait(lambda: len(server.engine.aborts) == 1)
+    wait_until(lambda: len(server.engine.aborts) == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -320,7 +313,7 @@ def test_an_answer_that_takes_too_long_is_given_up(make_server, stream):
     error = response.json()["error"]
     assert (response.status_code, error["type"], error["code"]) == (504, "server_error", "timeout")
     assert error["message"] == "the answer was not complete after 0.2 seconds, which is this server's limit"
-    _wait(lambda: len(server.engine.aborts) == 1)
+    wait_until(lambda: len(server.engine.aborts) == 1)
     assert server.client.active == 0
 
 

@@ -13,6 +13,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.patience import PATIENCE
+
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 PATHS = [
     "/v1/chat/completions",
@@ -56,7 +58,7 @@ def test_answers_are_as_the_document_says(server, document, path, mode):
         if isinstance(case.body, dict) and "model" in case.body and mode.is_positive:
             case.body["model"] = "tiny"  # else nearly every request ends at the unknown model
             case.body.pop("timeout_seconds", None)  # too short a time is rightly a 504
-        response = case.call(timeout=10)
+        response = case.call(timeout=PATIENCE)
         statuses.add(response.status_code)
         case.validate_response(response, checks=CHECKS)
         if response.status_code >= 400:

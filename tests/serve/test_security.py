@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import threading
-import time
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from overdrive.errors import OverdriveError
 from overdrive.serve import completions
 from overdrive.serve.keys import all_keys, warning
 from overdrive.serve.logs import logs
+from tests.patience import PATIENCE, wait_until
 
 SECRET = "Xyzzy-Plugh"
 ASK = {"model": "tiny", "prompt": SECRET}
@@ -28,10 +28,7 @@ def logged(server):
     stream = io.StringIO()
 
     def lines(count):
-        deadline = time.monotonic() + 10
-        while stream.getvalue().count("\n") < count:
-            assert time.monotonic() < deadline, "lines are missing"
-            time.sleep(0.005)
+        wait_until(lambda: stream.getvalue().count("\n") >= count, "lines are missing")
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
     with logs("json", "debug", stream):
@@ -220,12 +217,12 @@ def test_a_log_that_nobody_reads_holds_nothing_up():
     class Stuck(io.StringIO):
         def write(self, _: str) -> int:
             reached.append(1)
-            release.wait(10)
+            release.wait(PATIENCE)
             return 0
 
     reached, release = [], threading.Event()
     with logs("text", "info", Stuck()):
         for _ in range(20_000):
             logging.getLogger("overdrive.test").info("more")
-    release.set()
     assert reached == [1]
+    release.set()

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -21,8 +22,9 @@ import pytest
 from overdrive.config import ServerOptions
 from overdrive.serve.server import listen
 from tests.llm.conftest import CONFIG
+from tests.patience import PATIENCE, wait_until
 
-from .fakes import TEMPLATE, TEXT
+from .fakes import HOLD, TEMPLATE, TEXT
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -48,8 +50,19 @@ class Running:
         self.engine = next(pid for pid in _children(self.process.pid) if "spawn_main" in _command(pid))
         return self
 
-    def end(self, seconds: float = 15) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=seconds)
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Meanwhile no engine starts, and no answer has more than its beginning."""
+        file = Path(self.scratch.name, HOLD)
+        file.touch()
+        yield
+        file.unlink()
+
+    def health(self) -> str:
+        return httpx.get(f"{self.url}/health").json()["status"]
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, errors
 
 
@@ -76,32 +89,26 @@ def run(tmp_path):
         server.scratch.cleanup()
 
 
-def _gone(pid: int, seconds: float = 5.0) -> bool:
-    """Whether the process ends within `seconds` (a zombie that nobody reaps has ended)."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
+def _gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie that nobody reaps has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def _collect(url: str, model: str, lines: list[str]) -> None:
-    body = {**ASK, "model": model, "stream": True, "ignore_eos": model != "slow"}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
+    body = {**ASK, "model": model, "stream": True, "ignore_eos": model != "tiny"}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE) as response:
         lines.extend(response.iter_lines())
 
 
-def _streaming(server: Running, model: str = "slow") -> tuple[threading.Thread, list[str]]:
+def _streaming(server: Running, model: str = "tiny") -> tuple[threading.Thread, list[str]]:
     """A stream that has begun."""
     lines: list[str] = []
     thread = threading.Thread(target=_collect, args=(server.url, model, lines))
     thread.start()
-    while not lines:
-        time.sleep(0.01)
+    wait_until(lambda: lines)
     return thread, lines
 
 
@@ -114,16 +121,16 @@ def test_it_serves_and_sigterm_ends_both_processes(run):
     first, *lines = errors.splitlines()
     assert (code, first) == (0, "weights")
     assert [" info request id=" in line for line in lines] == [True]
-    assert _gone(server.engine)
+    wait_until(lambda: _gone(server.engine))
 
 
 def test_running_answers_end_before_the_server_does(run):
-    server = run("slow").wait_ready()
-    thread, lines = _streaming(server)
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    assert httpx.get(f"{server.url}/health").json()["status"] == "draining"
-    assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
+    server = run("tiny").wait_ready()
+    with server.hold():
+        thread, lines = _streaming(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.health() == "draining")
+        assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 503
     thread.join()
     assert lines[-2] == "data: [DONE]"
     assert any('"finish_reason":"stop"' in line for line in lines)
@@ -131,12 +138,13 @@ def test_running_answers_end_before_the_server_does(run):
 
 
 def test_a_second_signal_stops_at_once_and_says_so(run):
-    server = run("slow").wait_ready()
-    thread, lines = _streaming(server)
-    for _ in range(2):
+    server = run("tiny").wait_ready()
+    with server.hold():
+        thread, lines = _streaming(server)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
-    thread.join()
+        wait_until(lambda: server.health() == "draining")
+        server.process.send_signal(signal.SIGINT)
+        thread.join()
     assert any("the server stopped before" in line for line in lines)
     assert not any('"finish_reason":"stop"' in line for line in lines)
     assert server.end()[0] == 0
@@ -146,9 +154,11 @@ def test_a_body_that_never_comes_whole_does_not_hold_the_server_up(run):
     """The server goes down with 503 for it, and with no traceback."""
     server = run("tiny").wait_ready()
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\n{{".encode())
-        time.sleep(0.2)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100")  # it waits for the body
+        connection.sendall(b"{")
         server.process.send_signal(signal.SIGTERM)
         code, errors = server.end()
         assert code == 0
@@ -157,18 +167,18 @@ def test_a_body_that_never_comes_whole_does_not_hold_the_server_up(run):
 
 
 def test_a_dead_engine_is_an_error_and_503_until_the_next_one_serves(run):
-    server = run("slow").wait_ready()
-    thread, lines = _streaming(server)
-    os.kill(server.engine, signal.SIGKILL)
-    thread.join()
-    assert any("the engine process ended (signal SIGKILL)" in line for line in lines)
-    assert lines[-2] == "data: [DONE]"
-    assert httpx.get(f"{server.url}/health").json()["status"] in ("failed", "restarting")
-    refused = httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, "model": "slow"})
-    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
-    while httpx.get(f"{server.url}/health").status_code != 200:
-        time.sleep(0.05)
-    assert httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, "model": "slow"}).status_code == 200
+    server = run("tiny").wait_ready()
+    with server.hold():
+        thread, lines = _streaming(server)
+        os.kill(server.engine, signal.SIGKILL)
+        thread.join()
+        assert any("the engine process ended (signal SIGKILL)" in line for line in lines)
+        assert lines[-2] == "data: [DONE]"
+        assert server.health() in ("failed", "restarting")
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=ASK)
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    wait_until(lambda: server.health() == "ready")
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=ASK).status_code == 200
     assert "overdrive_engine_restarts_total 1.0" in httpx.get(f"{server.url}/metrics").text
     server.process.send_signal(signal.SIGTERM)
     assert server.end()[0] == 0
@@ -177,19 +187,19 @@ def test_a_dead_engine_is_an_error_and_503_until_the_next_one_serves(run):
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stopped_engine_is_killed_and_followed_by_another(run, tmp_path, real):
     """It lives, and nothing ends by itself: whoever waits gets an error, and probes see that nobody is answered."""
-    model = str(tmp_path) if real else "slow"
+    model = str(tmp_path) if real else "tiny"
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    server = run(model, engine_timeout=5.0 if real else 1.0).wait_ready()
-    thread, lines = _streaming(server, model)
-    os.kill(server.engine, signal.SIGSTOP)
-    thread.join()
-    assert any("gave no sign of life for" in line for line in lines)
-    assert lines[-2] == "data: [DONE]"
-    told = httpx.get(f"{server.url}/ready")
-    assert (told.status_code, "no sign of life" in told.json()["reason"]) == (503, True)
-    assert _gone(server.engine)
-    while httpx.get(f"{server.url}/ready").status_code != 200:
-        time.sleep(0.05)
+    server = run(model, engine_timeout=5.0 if real else 2.0).wait_ready()
+    with server.hold():
+        thread, lines = _streaming(server, model)
+        os.kill(server.engine, signal.SIGSTOP)
+        thread.join()
+        assert any("gave no sign of life for" in line for line in lines)
+        assert lines[-2] == "data: [DONE]"
+        told = httpx.get(f"{server.url}/ready")
+        assert (told.status_code, "no sign of life" in told.json()["reason"]) == (503, True)
+        wait_until(lambda: _gone(server.engine))
+    wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
     ask = {**ASK, "model": model, "max_tokens": 20}
     assert httpx.post(f"{server.url}/v1/chat/completions", json=ask).status_code == 200
     counted = httpx.get(f"{server.url}/metrics").text
@@ -204,7 +214,7 @@ def test_a_stopped_engine_does_not_hold_up_the_end(run):
     os.kill(server.engine, signal.SIGSTOP)
     server.process.send_signal(signal.SIGTERM)
     assert server.end()[0] == 0
-    assert _gone(server.engine)
+    wait_until(lambda: _gone(server.engine))
 
 
 @pytest.mark.parametrize("stuck", [False, True])
@@ -213,7 +223,7 @@ def test_a_killed_server_leaves_no_engine(run, stuck):
     if stuck:
         os.kill(server.engine, signal.SIGSTOP)
     server.process.kill()
-    assert _gone(server.engine)
+    wait_until(lambda: _gone(server.engine))
 
 
 @pytest.mark.parametrize(

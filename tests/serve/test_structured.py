@@ -13,6 +13,7 @@ from overdrive.tools.formats import HERMES
 from overdrive.tools.prompt import calls_text
 from overdrive.types import FinishReason, GrammarSpec
 from overdrive.wire import Tokens
+from tests.patience import PATIENCE
 
 from .fakes import INFO, TEMPLATE, FakeServer, speak
 
@@ -47,7 +48,7 @@ def roomy(tmp_path_factory):
 
 def client_of(server):
     server.engine.reset()
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
@@ -21,6 +20,7 @@ from overdrive.serve.server import traced
 from overdrive.serve.traces import Spans
 from overdrive.types import FinishReason
 from overdrive.wire import Tokens
+from tests.patience import PATIENCE, wait_until
 
 TRACE, PARENT = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
 ASK = {"model": "tiny", "prompt": "secret"}
@@ -53,10 +53,7 @@ class Notes:
         return self.spans[-1]
 
     def wait(self, count: int) -> list[Span]:
-        deadline = time.monotonic() + 10
-        while len(self.spans) < count or not self.spans[0].stop:
-            assert time.monotonic() < deadline, "spans are missing"
-            time.sleep(0.005)
+        wait_until(lambda: len(self.spans) >= count and self.spans[0].stop, "spans are missing")
         return self.spans
 
 
@@ -150,7 +147,7 @@ def test_spans_arrive_at_a_collector(make_server):
             told = threading.Event()
             url = make_server(watchers=(*watchers, lambda *_: told.set())).url
             assert httpx.post(f"{url}/v1/completions", json=ASK).status_code == 200
-            assert told.wait(10)
+            assert told.wait(PATIENCE)
         collector.shutdown()
     spans = [span for sent in arrived for part in sent.resource_spans for s in part.scope_spans for span in s.spans]
     root = next(span for span in spans if span.name == "POST /v1/completions")

@@ -23,6 +23,7 @@ from overdrive.wire import (
     Submit,
     Tokens,
 )
+from tests.patience import PATIENCE
 
 INFO = EngineInfo(
     model="tiny",
@@ -63,7 +64,7 @@ def run_linked(address, body):
         client, endpoint = EngineClient(address), EngineEndpoint(address)
         reader = asyncio.create_task(client.run())
         try:
-            return await asyncio.wait_for(body(client, endpoint), 10)
+            return await asyncio.wait_for(body(client, endpoint), PATIENCE)
         finally:
             reader.cancel()
             endpoint.close()

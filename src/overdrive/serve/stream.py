@@ -59,6 +59,9 @@ class Exchange:
     limit: TimeLimit
     sources: Sequence[str]
 
+    def __post_init__(self) -> None:
+        self.record.submit()  # in the moment in which the engine has it, or it would take two places in the queue
+
     @property
     def usage(self) -> Usage:
         """What was used up to now."""
@@ -66,7 +69,6 @@ class Exchange:
 
     async def deltas(self) -> AsyncIterator[tuple[Answer, Delta]]:
         """What arrives, answer by answer. Raises ServerFault when one of them is given up."""
-        self.record.submit()
         reason = f"the answer was not complete after {self.limit.seconds:g} seconds, {self.limit.whose}"
         left = max(0.0, self.limit.seconds - self.record.age)
         alarm = asyncio.get_running_loop().call_later(left, self.reply.give_up, reason, TOO_LATE)
