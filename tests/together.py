@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from tests.patience import PATIENCE
+
 Result = TypeVar("Result")
-PATIENCE = 20.0
 
 
 class Meeting:

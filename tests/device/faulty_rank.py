@@ -20,7 +20,7 @@ def main(address: str, what: str) -> None:
     if what == "waits":
         end_with_leader()
     link.send(Hello())
-    time.sleep(60)  # "hangs", but for its leader's end
+    time.sleep(600)  # "hangs", but for its leader's end
 
 
 if __name__ == "__main__":

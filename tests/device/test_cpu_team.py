@@ -12,6 +12,7 @@ from numba import cfunc
 
 from overdrive.device.cpu.memory import load_int, load_ints, store_int, take
 from overdrive.device.cpu.team import Call, Team
+from tests.patience import wait_until
 
 
 @cfunc("void(int64, int64)")
@@ -57,7 +58,4 @@ def test_workers_leave_with_their_team() -> None:
     assert len(workers) == 3
     del team
     gc.collect()
-    deadline = time.monotonic() + 5
-    while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(worker.is_alive() for worker in workers)
+    wait_until(lambda: not any(worker.is_alive() for worker in workers))

@@ -16,6 +16,7 @@ from overdrive.structured import schema_text
 from overdrive.text import ChatTemplate
 from tests.effort import effort
 from tests.grammar.words import EOS, programs
+from tests.patience import PATIENCE
 
 from .damage import answers, any_json, changed, deep
 
@@ -41,7 +42,7 @@ PROGRAMS = programs()
 def constrained(kind: str, source: str) -> None:
     """What is compiled can be followed."""
     ticket = PROGRAMS.ask(kind, source)
-    wait_for([ticket], 20.0)
+    wait_for([ticket], PATIENCE)
     constraint = Constrained(ticket.program(), (EOS,))
     constraint.certain(3)
 

@@ -14,6 +14,7 @@ from overdrive.grammar.base import GrammarAwaited, GrammarSpent, NotNow, Vetted,
 from overdrive.grammar.lasting import Lasting
 from overdrive.grammar.programs import KEPT, KEPT_BYTES, Programs, wait_for
 from overdrive.grammar.sources import MOST_BYTES, compose
+from tests.patience import PATIENCE
 
 from .words import EOS, compiler, encode, programs
 
@@ -45,7 +46,7 @@ class Slow:
     def build(self, kind: str, source: str, grammar: str):
         self.made.append(Made(grammar))
         if kind == "slow":
-            self.go.wait(30)
+            self.go.wait(PATIENCE)
         return self.made[-1]
 
 
@@ -62,7 +63,7 @@ def test_equal_grammars_are_compiled_once() -> None:
     tickets = [made.ask("slow", "a") for _ in range(5)]
     assert not any(ticket.ready for ticket in tickets)
     slow.go.set()
-    wait_for(tickets, 5)
+    wait_for(tickets, PATIENCE)
     assert {ticket.program().start() for ticket in tickets} == {"a"}
     assert slow.count == 1
     made.close()
@@ -87,7 +88,7 @@ def test_a_fault_of_the_librarys_is_a_400_too() -> None:
 
     made = Programs(Faulty(), let_pass)
     ticket = made.ask("regex", "a")
-    wait_for([ticket], 5)
+    wait_for([ticket], PATIENCE)
     with pytest.raises(BadRequest, match="out of bounds"):
         ticket.program()
     made.close()
@@ -97,11 +98,31 @@ def test_slow_grammars_hold_no_quick_one() -> None:
     slow = Slow()
     made = Programs(slow, let_pass)
     late, soon = [made.ask("slow", str(number)) for number in range(20)], made.ask("quick", "b")
-    wait_for([soon], 5)
+    wait_for([soon], PATIENCE)
     assert soon.program().start() == "b"
     assert not any(ticket.ready for ticket in late)
     slow.go.set()
-    wait_for(late[-1:], 5)
+    wait_for(late[-1:], PATIENCE)
+    made.close()
+
+
+def test_of_quick_grammars_the_quickest_is_compiled_first() -> None:
+    """However many were asked for before, each within what is quick."""
+
+    def told(kind: str, source: str, seconds: float) -> Future[Vetted]:
+        vetted: Future[Vetted] = Future()
+        vetted.set_result(Vetted(source, float(source), 0))
+        return vetted
+
+    slow = Slow()
+    made = Programs(slow, told, threads=1)
+    made.ask("slow", "0.001")  # is under way
+    others = [made.ask("quick", f"0.2{number}") for number in (3, 1, 2)]
+    quickest = made.ask("quick", "0.004")
+    slow.go.set()
+    wait_for([quickest], PATIENCE)
+    wait_for(others[:1], PATIENCE)
+    assert slow.made == ["0.001", "0.004", "0.21", "0.22", "0.23"]
     made.close()
 
 
@@ -149,7 +170,7 @@ def test_programs_that_take_much_memory_are_not_kept() -> None:
 
     made = Programs(Slow(), large)
     for number in range(9):
-        wait_for([made.ask("quick", str(number))], 5)
+        wait_for([made.ask("quick", str(number))], PATIENCE)
     assert len(made._kept) <= 4
     made.close()
 
@@ -159,7 +180,7 @@ def test_a_program_that_is_used_up_is_followed_by_another() -> None:
     slow, program = had("quick")
     slow.made[0].spent = True
     wait = awaited(program)
-    assert wait.ready.result(5) is program
+    assert wait.ready.result(PATIENCE) is program
     assert program.start() is slow.made[1]
 
 
@@ -170,7 +191,7 @@ def test_whoever_awaits_a_program_awaits_the_same() -> None:
     first, second = awaited(program), awaited(program)
     assert first.ready is second.ready and not first.ready.done()
     slow.go.set()
-    assert first.ready.result(5) is program
+    assert first.ready.result(PATIENCE) is program
     assert program.start() is slow.made[1]
 
 
@@ -178,10 +199,10 @@ def test_a_program_that_was_used_up_once_has_another_ahead() -> None:
     """So nobody waits again."""
     slow, program = had("quick")
     slow.made[0].spent = True
-    awaited(program).ready.result(5)
+    awaited(program).ready.result(PATIENCE)
     for newest in range(1, 9):
         assert program.start() is slow.made[newest]
-        program._ordered[0].result(5)
+        program._ordered[0].result(PATIENCE)
         slow.made[newest].spent = True
     assert program.copies == 2
 
@@ -191,10 +212,10 @@ def test_a_successor_does_not_wait_behind_what_is_slow() -> None:
     made = Programs(slow, let_pass)
     others = [made.ask("slow", str(number)) for number in range(5)]
     slow.made[0].spent = True
-    awaited(program).ready.result(5)
+    awaited(program).ready.result(PATIENCE)
     assert not any(other.ready for other in others)
     slow.go.set()
-    wait_for(others[-1:], 5)
+    wait_for(others[-1:], PATIENCE)
     made.close()
 
 
@@ -204,7 +225,7 @@ def test_a_successor_that_cannot_be_built_is_tried_again() -> None:
     building, program._build = program._build, lambda: 1 // 0
     assert isinstance(awaited(program).ready.exception(5), ZeroDivisionError)
     program._build = building
-    assert awaited(program).ready.result(5) is program
+    assert awaited(program).ready.result(PATIENCE) is program
 
 
 def had(kind: str) -> tuple[Slow, Lasting]:
@@ -213,7 +234,7 @@ def had(kind: str) -> tuple[Slow, Lasting]:
     slow.go.set()
     made = Programs(slow, let_pass)
     ticket = made.ask(kind, "a")
-    wait_for([ticket], 5)
+    wait_for([ticket], PATIENCE)
     slow.go = threading.Event() if kind == "quick" else slow.go
     return slow, ticket.program()
 
@@ -241,7 +262,7 @@ def test_no_chain_is_too_long_for_the_stack(kind: str, source: str) -> None:
     """The process would end otherwise, and all its answers."""
     made = programs()
     ticket = made.ask(kind, source)
-    wait_for([ticket], 10)
+    wait_for([ticket], PATIENCE)
     assert ticket.program().start().forced()
     made.close()
 
@@ -250,9 +271,9 @@ def test_only_the_latest_programs_are_kept() -> None:
     slow = Slow()
     made = Programs(slow, let_pass)
     for number in range(2 * KEPT):
-        wait_for([made.ask("quick", str(number))], 5)
+        wait_for([made.ask("quick", str(number))], PATIENCE)
     assert len(made._kept) == KEPT
-    wait_for([made.ask("quick", "0")], 5)
+    wait_for([made.ask("quick", "0")], PATIENCE)
     assert slow.count == 2 * KEPT + 1
     made.close()
 
@@ -281,7 +302,7 @@ MANY = json.dumps({"type": "object", "properties": {f"a{n}": {"type": "string"} 
 def test_what_cannot_be_used_is_said(kind: str, source: str, named: str) -> None:
     made = programs()
     ticket = made.ask(kind, source)
-    wait_for([ticket], 10)
+    wait_for([ticket], PATIENCE)
     with pytest.raises(BadRequest, match=named):
         ticket.program()
     made.close()

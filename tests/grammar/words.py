@@ -9,6 +9,7 @@ from overdrive.grammar.base import Vetted, Vocabulary
 from overdrive.grammar.guidance import GuidanceCompiler
 from overdrive.grammar.programs import Programs
 from overdrive.grammar.sources import compose
+from tests.patience import PATIENCE
 
 EOS, END_OF_TURN = 0, 1
 
@@ -61,4 +62,4 @@ def trust(kind: str, source: str, seconds: float) -> Future[Vetted]:
 
 
 def programs() -> Programs:
-    return Programs(compiler(), trust)
+    return Programs(compiler(), trust, seconds=PATIENCE)

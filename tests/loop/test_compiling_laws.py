@@ -24,6 +24,7 @@ from overdrive.policy.controller import FixedDrafts
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
 from tests.grammar.patients import Patients
 from tests.grammar.words import EOS, VOCABULARY, compiler, program
+from tests.patience import PATIENCE
 
 from .bench import Bench, RandomDrafts
 from .constrained import oracle
@@ -46,7 +47,7 @@ class Gate:
 
         def work() -> None:
             if source.startswith("w"):
-                self.open.wait(30)
+                self.open.wait(PATIENCE)
             vetted.set_result(Vetted(source.removeprefix("w"), 0.0, 0))
 
         threading.Thread(target=work).start()
@@ -59,7 +60,7 @@ class Gate:
         return compiler()(kind, grammar)
 
 
-def make_engine(gate: Gate, seconds: float = 30.0, vet: Vet | None = None, bench: Bench | None = None) -> Engine:
+def make_engine(gate: Gate, seconds: float = PATIENCE, vet: Vet | None = None, bench: Bench | None = None) -> Engine:
     bench = bench or tiny_bench(InlineStream(), FixedDrafts(3), ngram, max_rows=2)
     return whole(bench, compiled=Programs(gate, vet or gate.vet, threads=2, seconds=seconds))
 
@@ -189,18 +190,26 @@ def test_a_request_is_given_up_while_its_grammar_is_compiled() -> None:
 
 
 def test_however_many_grammars_never_compile_an_ordinary_request_is_answered() -> None:
-    """And each of the others has a 400."""
-    vetting, ends = Vetting(Patients, (Level(0.02, 2, 0), Level(0.04, 1, 0))), {}
+    """While they are still being tried."""
+    vetting, ends = Vetting(Patients, (Level(0.02, 2, 0), Level(30.0, 1, 19))), {}
     engine = make_engine(Gate(), vet=vetting)
     for number in range(6):
         engine.submit(f"endless{number}", (1, 2), params(str(number), kind="endless"))
     engine.submit("ordinary", (1, 2), params("[0-9]{2}"))
     run(engine, ends, lambda: "ordinary" in ends)
     assert ends["ordinary"].finish.reason is FinishReason.STOP
-    assert not engine.idle
+    assert [len(engine.abort(f"endless{number}")) for number in range(6)] == [1] * 6
+    run(engine, {})
+    vetting.close()
+
+
+def test_requests_whose_grammars_never_compile_have_a_400() -> None:
+    vetting, ends = Vetting(Patients, (Level(0.02, 2, 0), Level(0.04, 1, 0))), {}
+    engine = make_engine(Gate(), vet=vetting)
+    for number in range(3):
+        engine.submit(f"endless{number}", (1, 2), params(str(number), kind="endless"))
     run(engine, ends)
-    assert {end.finish.status for name, end in ends.items() if name != "ordinary"} == {400}
-    assert len(ends) == 7
+    assert [end.finish.status for end in ends.values()] == [400] * 3
     vetting.close()
 
 
