@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from math import inf
 
 import numpy as np
 import pytest
@@ -215,7 +216,8 @@ def test_masks_are_words_of_bits() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_every_row_gets_its_own_masks(threads: int) -> None:
+def test_every_row_gets_its_own_masks(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overdrive.grammar.walker.PATIENCE", inf)
     walker, count = Walker(threads), 20
     constraints = [made("regex", f"[{digit % 10}-9]+") for digit in range(count)]
     sheet = blank_sheet(count, count + 1, 3, WORDS, (0, 0))
@@ -266,7 +268,8 @@ def test_a_grammar_that_keeps_taking_long_ends_its_request(monkeypatch: pytest.M
             constraint.accept(7)
 
 
-def test_masks_are_the_same_without_the_runs_that_follow() -> None:
+def test_masks_are_the_same_without_the_runs_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overdrive.grammar.walker.PATIENCE", inf)
     sheets = {}
     for ahead, drafting in ((True, True), (True, False), (False, True)):
         walker, constraint = Walker(ahead=ahead), made("regex", "(ab|abc)*no?")

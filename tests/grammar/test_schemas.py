@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from overdrive.errors import BadRequest, OverdriveError
 from overdrive.grammar.guidance import complaint
 from overdrive.grammar.schema import check_schema, places, plain
 from overdrive.grammar.trial import accepts, as_written, byte_compiler, sample
+from overdrive.grammar.vetter import Level
+from overdrive.grammar.vetting import Vetting
 from overdrive.schema_check import check_files
 
 SUITE = json.loads((Path(__file__).parent / "suite_excerpt.json").read_text(encoding="utf-8"))
@@ -130,8 +132,9 @@ def test_schema_check_says_what_is_wrong_where(tmp_path: Path, capsys: pytest.Ca
     assert f"{good}: supported" in said and "#/properties/a" in said
 
 
-def test_schema_check_tries_a_schema_as_a_server_does(tmp_path: Path, capsys) -> None:
-    """Under its limits, which the multiples of a large prime pass; and shows the multiples of a small one."""
+def test_schema_check_tries_a_schema_as_a_server_does(tmp_path: Path, capsys, monkeypatch) -> None:
+    """Under limits, which the multiples of a large prime pass, of time or of memory; and shows those of a small one."""
+    monkeypatch.setattr("overdrive.schema_check.Vetting", partial(Vetting, levels=(Level(1.0, 1, 0),)))
     for name, said, fine in (
         ("9999991", "the grammar cannot be used: compiling it takes", False),
         ("9973", "supported; for example\n  0", True),

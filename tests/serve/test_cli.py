@@ -26,7 +26,7 @@ from .fakes import TEXT, speak
 
 def overdrive(*arguments, stdin=""):
     command = [sys.executable, "-m", "overdrive.cli", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["chat"]])
