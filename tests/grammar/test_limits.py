@@ -87,7 +87,7 @@ def test_a_grammar_beyond_the_limits_is_not_compiled_for_ever(monkeypatch: pytes
             try:
                 constraint.accept(tokens[len(constraint._accepted)])
             except GrammarAwaited as wait:
-                wait.ready.result(5)
+                wait.ready.result(PATIENCE)
                 with pytest.raises(GrammarAwaited):  # by what was drawn without a mask
                     constraint.accept(tokens[0])
                 assert constraint.walk([], sheet.bits, sheet.forced[0]) == 0

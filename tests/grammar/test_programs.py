@@ -223,7 +223,7 @@ def test_a_successor_that_cannot_be_built_is_tried_again() -> None:
     slow, program = had("quick")
     slow.made[0].spent = True
     building, program._build = program._build, lambda: 1 // 0
-    assert isinstance(awaited(program).ready.exception(5), ZeroDivisionError)
+    assert isinstance(awaited(program).ready.exception(PATIENCE), ZeroDivisionError)
     program._build = building
     assert awaited(program).ready.result(PATIENCE) is program
 

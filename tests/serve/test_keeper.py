@@ -6,13 +6,14 @@ import asyncio
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from overdrive.config import ServerOptions
 from overdrive.errors import OverdriveError
 from overdrive.link import EngineEndpoint
-from overdrive.serve.keeper import EngineKeeper
+from overdrive.serve.keeper import STEADY_SECONDS, EngineKeeper
 from overdrive.serve.metrics import Metrics
 from overdrive.serve.service import Closed, Gate, Service
 from overdrive.text import ByteTokenizer, ChatTemplate
@@ -78,7 +79,7 @@ class StuckInStart(Stuck):
 
     def __call__(self, address: str) -> None:
         say(address, Loading("weights", 7, 7), Loading("graphs", 3, 12))
-        self.killed.wait(10)
+        self.killed.wait(PATIENCE)
 
 
 def starts_slowly(address: str) -> None:
@@ -95,11 +96,6 @@ def starts_step_by_step(address: str) -> None:
         time.sleep(0.1)
     endpoint.close()
     TalkingEngine().serve(address)
-
-
-def loads_slowly_and_dies(address: str) -> None:
-    time.sleep(0.3)
-    dies(address)
 
 
 def talks(address: str) -> None:
@@ -209,7 +205,7 @@ def test_an_engine_may_start_for_longer_than_it_may_be_silent(tmp_path):
 
 
 def test_an_engine_stuck_before_it_serves_is_killed_and_followed_by_another_even_the_first(tmp_path):
-    kept = Kept(tmp_path, [StuckInStart(), StuckInStart(), talks], timeout=0.5, start=0.6)
+    kept = Kept(tmp_path, [StuckInStart(), StuckInStart(), talks], timeout=SILENCE, start=SILENCE)
     seen = []
 
     async def scenario() -> None:
@@ -221,7 +217,7 @@ def test_an_engine_stuck_before_it_serves_is_killed_and_followed_by_another_even
         await keeping
 
     asyncio.run(scenario())
-    silence = "the engine process gave no sign of life for 0.6 s while it started (graphs, 3 of 12)"
+    silence = "the engine process gave no sign of life for 1 s while it started (graphs, 3 of 12)"
     assert seen == [f"{silence}; the engine is being started again"]
     assert (kept.started, len(kept.greeted), counted(kept)) == (3, 1, (2, 2))
 
@@ -234,7 +230,7 @@ def test_engines_that_all_get_stuck_in_their_start_end_the_server(tmp_path):
 
 
 def test_a_start_that_gets_on_may_take_as_long_as_it_likes(tmp_path):
-    kept = Kept(tmp_path, [starts_step_by_step], timeout=0.5, start=0.5)
+    kept = Kept(tmp_path, [starts_step_by_step], timeout=SILENCE, start=SILENCE)
 
     async def scenario() -> None:
         keeping = asyncio.create_task(kept.run())
@@ -255,11 +251,17 @@ def test_what_could_not_start_is_not_tried_again_where_the_first_was_stuck(tmp_p
 
 def test_the_time_of_loading_is_no_good_service(tmp_path, monkeypatch):
     """Else engines that load for long and die at once would be started for ever."""
-    monkeypatch.setattr("overdrive.serve.keeper.STEADY_SECONDS", 0.25)
+    clock = SimpleNamespace(now=0.0)
+
+    def loads_slowly_and_dies(address: str) -> None:
+        clock.now += 2 * STEADY_SECONDS
+        dies(address)
+
+    monkeypatch.setattr("overdrive.serve.keeper.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr("overdrive.serve.keeper.LAST_WORDS_SECONDS", 0.01)
     kept = Kept(tmp_path, [loads_slowly_and_dies], restarts=2)
     with pytest.raises(OverdriveError, match="SIGTEST"):
-        asyncio.run(kept.run())
+        asyncio.run(asyncio.wait_for(kept.run(), PATIENCE))
     assert kept.started == 3
 
 
