@@ -23,6 +23,7 @@ from overdrive.bench.records import read_results
 from overdrive.bench.run import Job, measure
 from overdrive.bench.verdict import verdict, warnings
 from overdrive.errors import OverdriveError
+from tests.patience import within
 
 from .servers import OddServer
 
@@ -145,7 +146,7 @@ def test_a_trace_keeps_lengths_and_times(fake, tmp_path):
     (block,) = read_results(tmp_path / "r.jsonl").blocks
     first, second = sorted(block.samples, key=lambda one: one.start)
     assert (first.output_tokens, second.output_tokens) == (5, 9)
-    assert second.start - first.start >= 0.05
+    assert second.start > 0.0499  # from the turn's beginning; the first may be late on a busy machine
 
 
 def test_a_ramp_is_drawn_over_time(fake, tmp_path):
@@ -156,16 +157,21 @@ def test_a_ramp_is_drawn_over_time(fake, tmp_path):
 def test_users_of_a_ramp_come_and_go():
     assert stages(12) == [1, 2, 4, 8, 12, 8, 4, 2, 1]
     assert stages(1) == [1]
-    now = most = 0
 
-    async def send(ask):
-        nonlocal now, most
-        now, most = now + 1, max(most, now + 1)
-        await asyncio.sleep(0.002)
-        now -= 1
+    def most_at_once(seconds):
+        now = most = 0
 
-    asyncio.run(ramp(MAKER.several(2), [1, 3, 1], 0.02, send))
-    assert (now, most) == (0, 3)
+        async def send(ask):
+            nonlocal now, most
+            now, most = now + 1, max(most, now + 1)
+            await asyncio.sleep(seconds / 10)
+            now -= 1
+
+        asyncio.run(ramp(MAKER.several(2), [1, 3, 1], seconds, send))
+        assert now == 0 and most <= 3
+        return most
+
+    assert within(0.02, lambda seconds: most_at_once(seconds) == 3)
 
 
 @pytest.mark.parametrize("shape", [lambda asks, send: closed(asks, 3, send), lambda a, s: replay(a, [0.0] * 9, s)])

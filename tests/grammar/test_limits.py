@@ -18,6 +18,7 @@ from overdrive.grammar.lasting import Lasting
 from overdrive.grammar.sheet import blank_sheet
 from overdrive.request import Request
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
+from tests.patience import PATIENCE
 
 from .words import EOS, VOCABULARY, encode
 

@@ -126,26 +126,6 @@ def test_of_quick_grammars_the_quickest_is_compiled_first() -> None:
     made.close()
 
 
-def test_of_quick_grammars_the_quickest_is_compiled_first() -> None:
-    """However many were asked for before, each within what is quick."""
-
-    def told(kind: str, source: str, seconds: float) -> Future[Vetted]:
-        vetted: Future[Vetted] = Future()
-        vetted.set_result(Vetted(source, float(source), 0))
-        return vetted
-
-    slow = Slow()
-    made = Programs(slow, told, threads=1)
-    made.ask("slow", "0.001")  # is under way
-    others = [made.ask("quick", f"0.2{number}") for number in (3, 1, 2)]
-    quickest = made.ask("quick", "0.004")
-    slow.go.set()
-    wait_for([quickest], 5)
-    wait_for(others[:1], 5)
-    assert slow.made == ["0.001", "0.004", "0.21", "0.22", "0.23"]
-    made.close()
-
-
 def test_what_was_not_tried_for_want_of_time_is_tried_again() -> None:
     def busy(kind: str, source: str, seconds: float) -> Future[Vetted]:
         asked.append(source)
