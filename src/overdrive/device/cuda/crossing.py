@@ -45,7 +45,7 @@ class Ring:
             at += len(source)
 
 
-class Paper:
+class HostMasks:
     """A step's masks on the host: the memory of a `MaskSheet`, pinned where there is a CUDA device to copy to.
 
     What the allocator of pinned memory gets back, it gives out again only when copies from it are done.
@@ -59,7 +59,7 @@ class Paper:
         self.sheet = sheet
 
     @classmethod
-    def blank(cls, masks: int, words: int, rows: int, queries: int, forced: tuple[int, int], pinned: bool) -> Paper:
+    def blank(cls, masks: int, words: int, rows: int, queries: int, forced: tuple[int, int], pinned: bool) -> HostMasks:
         """Room for so many masks, and for `forced` runs a position and tokens a run; all of R = `rows` are free."""
         bits = torch.empty((masks, words), dtype=torch.int32, pin_memory=pinned)
         lines = torch.empty(rows * queries + rows, dtype=torch.int64, pin_memory=pinned)

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from overdrive.device.cuda.buffers import StepBuffers, StepViews
-from overdrive.device.cuda.crossing import Paper, Ring, describe
+from overdrive.device.cuda.crossing import HostMasks, Ring, describe
 from overdrive.device.cuda.graphs import Graphs
 from overdrive.device.cuda.launches import Keyed, Launches
 from overdrive.device.cuda.sampling_state import Rules
@@ -43,7 +43,7 @@ class Flight:
         self.scores = Scores()
         self.proposed: Event
         self.settled: Event
-        self.paper: Paper
+        self.host_masks: HostMasks
         self._results = results
         self._drafts = drafts
 
@@ -173,8 +173,8 @@ class CudaRunner:
         """Room for the masks of a masked step."""
         rows, queries = flight.shape.rows, flight.shape.queries
         masks, sizes = len(flight.step.masked) * queries, self._buffers.sizes
-        flight.paper = Paper.blank(masks, sizes.words, rows, queries, sizes.forced, self._pinned)
-        return flight.paper.sheet
+        flight.host_masks = HostMasks.blank(masks, sizes.words, rows, queries, sizes.forced, self._pinned)
+        return flight.host_masks.sheet
 
     def accept(self, flight: Flight, sheet: MaskSheet = NO_MASKS) -> None:
         """Launch sampling and verification, and the copy of what the host will read.
@@ -204,7 +204,7 @@ class CudaRunner:
         The masks of the step before are not read any more: the host wrote these ones when it had that step's results.
         """
         if sheet.masked:
-            self._aside(lambda: flight.paper.upload(views.masks.bits, views.lines, views.forced))
+            self._aside(lambda: flight.host_masks.upload(views.masks.bits, views.lines, views.forced))
             torch.minimum(views.drafts.counts, views.legal, out=views.drafts.counts)
         elif self._masked:
             self._buffers.unmask()
