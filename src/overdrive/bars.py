@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
@@ -32,6 +34,28 @@ class LoadingBars:
             if not self._console.is_terminal:
                 self._console.print(label, highlight=False)
         self._progress.update(self._tasks[label], completed=done, total=total or None)
+
+
+class ProgressLines:
+    """How far one piece of work is, as a plain line now and then; for logs and pipes."""
+
+    SECONDS = 2.0  # between two lines
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._next = time.monotonic() + self.SECONDS
+
+    def __enter__(self) -> ProgressLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, label: str, done: int, total: int) -> None:
+        """As `LoadingBars.update`; work that is soon done says nothing."""
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self.SECONDS
+            self._console.print(f"{label}: {done} of {total}", highlight=False, soft_wrap=True)
 
 
 class BatchBar:

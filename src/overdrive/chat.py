@@ -109,10 +109,13 @@ def _refusal(status: int, body: bytes) -> str:
     return f"{message}; give the server's key with --api-key" if status == 401 else message
 
 
-def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> None:
-    """Reads lines and writes answers until /exit or the end of input. A refused message is taken back."""
+def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> bool:
+    """Reads lines and writes answers until /exit or the end of input. A refused message is taken back.
+
+    Returns whether none was refused.
+    """
     opening: Messages = [{"role": "system", "content": settings.system}] if settings.system else []
-    messages = list(opening)
+    messages, fine = list(opening), True
     if sys.stdin.isatty():
         print("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer.", file=sys.stderr)
     while (line := _ask()) is not None and line != "/exit":
@@ -122,9 +125,11 @@ def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> 
             messages.append({"role": "user", "content": line})
             answer = _speak(speaker, messages, out)
             if answer is None:
+                fine = False
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": answer})
+    return fine
 
 
 def _ask() -> str | None:

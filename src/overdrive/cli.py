@@ -144,13 +144,15 @@ def chat(
 
     settings = Settings(system=system, temperature=temperature, max_tokens=max_tokens)
     if url:
-        converse(RemoteSpeaker(url, model, api_key, settings), settings)
-        return
-    from overdrive.checks import check_engine
+        fine = converse(RemoteSpeaker(url, model, api_key, settings), settings)
+    else:
+        from overdrive.checks import check_engine
 
-    engine = EngineOptions(model=weights, draft=draft, device=device)
-    check_engine(engine)
-    converse(LocalSpeaker(model, engine, settings), settings)
+        engine = EngineOptions(model=weights, draft=draft, device=device)
+        check_engine(engine)
+        fine = converse(LocalSpeaker(model, engine, settings), settings)
+    if not (fine or sys.stdin.isatty()):
+        sys.exit(1)  # whoever sends lines from a program has not read the errors
 
 
 @app.command(name="schema-check")

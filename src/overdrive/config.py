@@ -88,8 +88,7 @@ class DraftOptions:
     draft_model: str = ""
     """The EAGLE-3 head or the small model: a folder or a hub id. "dummy" is a head with random weights."""
     speculation: str = "auto"
-    """How many tokens a step drafts. auto: decided anew for every step, from measured costs and acceptance. fixed:
-    always --drafts. off: none. fixed:K and max:K: as fixed and auto, with their own K in place of --drafts."""
+    """Drafts per row: auto (what pays, decided anew each step), fixed (always --drafts), off, or fixed:K, max:K."""
     drafts: int = 5
     """Most tokens drafted per row and step (K), 0 to 15."""
     ngram_min: int = 3
@@ -97,8 +96,7 @@ class DraftOptions:
     draft_window: int = 256
     """Newest positions per row that an EAGLE-3 head can catch up on after steps without drafts."""
     simulate_acceptance: str = ""
-    """For load tests: accept drafts by chance. 0.7,0.49,0.343: shares of rows that accept the first draft, the first
-    two, the first three. The text is then meaningless."""
+    """For load tests: accept drafts by chance. 0.7,0.49: share of rows for one, for two. The text is meaningless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from overdrive.bars import LoadingBars
+from overdrive.bars import LoadingBars, ProgressLines
 from overdrive.errors import OverdriveError
 from overdrive.policy.simulation.acceptance import parse_acceptance
 from overdrive.policy.simulation.arms import parse_arm
@@ -61,12 +62,8 @@ def simulate(
     console = Console()
     for world in worlds:
         label = f"{world.machine.name}, {world.acceptance.name}, {world.load.name}"
-        with LoadingBars(quiet=not sys.stderr.isatty()) as bars:  # closed before anything is printed
-
-            def tell(done: int, total: int, label: str = label, bars: LoadingBars = bars) -> None:
-                bars.update(label, done, total)
-
-            found = compare(world, controllers, tell)
+        with LoadingBars() if sys.stderr.isatty() else ProgressLines() as bars:  # closed before anything is printed
+            found = compare(world, controllers, partial(bars.update, label))
         if as_json:
             print(json.dumps({"simulated": True, **asdict(settings), **asdict(found)}), flush=True)
         else:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import signal
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from overdrive import config
+from overdrive.bench import options as bench_options
 from overdrive.chat import RemoteSpeaker, Settings, converse
 from overdrive.checks import check_engine, check_server
 from overdrive.config import (
@@ -20,6 +26,8 @@ from overdrive.config import (
     ServerOptions,
 )
 from overdrive.errors import OverdriveError
+from overdrive.train import options as train_options
+from overdrive.train.generate import recipe
 
 from .fakes import TEXT, speak
 
@@ -36,6 +44,27 @@ def test_help_shows_options_of_the_config(command):
     if command == ["serve"]:
         assert all(f"--{name}" in shown for name in ("max-rows", "draft", "drafts", "page-size", "threads", "port"))
         assert "curl" in shown
+
+
+def test_a_paragraph_of_help_is_one_line_of_the_source():
+    """Continued lines would be shown as a quotation."""
+    for file in (config, train_options, recipe, bench_options):
+        source = ast.parse(Path(file.__file__).read_text())
+        for options in [node for node in source.body if isinstance(node, ast.ClassDef)]:
+            for before, node in pairwise(options.body):
+                if isinstance(before, ast.AnnAssign) and isinstance(node, ast.Expr):
+                    assert "\n" not in ast.literal_eval(node.value), f"{options.name}: {ast.unparse(before)}"
+
+
+def test_an_interrupt_leaves_no_trace_even_while_modules_are_imported():
+    command = [sys.executable, "-X", "importtime", "-m", "overdrive", "schema-check", __file__]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "cyclopts" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        told = process.stderr.read()
+        assert process.wait(30) == 130 and "Traceback" not in told
 
 
 def test_the_command_line_loads_nothing_heavy():
@@ -128,7 +157,7 @@ def test_chat_remembers_the_conversation_until_reset(server, monkeypatch):
     settings = Settings(system="be brief", temperature=0.0, max_tokens=100)
     server.engine.script = lambda submit: speak(submit, text="ok")
     out = io.StringIO()
-    converse(RemoteSpeaker(server.url, "", "", settings), settings, out)
+    assert converse(RemoteSpeaker(server.url, "", "", settings), settings, out)
     prompts = [bytes(submit.prompt).decode() for submit in server.engine.submits]
     opening = "<system>be brief\n"
     assert prompts[1] == f"{opening}<user>one\n<assistant>ok\n<user>two\n<a>"
@@ -141,9 +170,15 @@ def test_a_refused_message_is_taken_back(server, monkeypatch, capsys):
     lines = iter(["x" * 300, "hi", "/exit"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     out = io.StringIO()
-    converse(RemoteSpeaker(f"{server.url}/v1", "tiny", "", Settings()), Settings(), out)
+    assert not converse(RemoteSpeaker(f"{server.url}/v1", "tiny", "", Settings()), Settings(), out)
     assert out.getvalue() == TEXT + "\n"
     assert "200" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("lines", "code"), [("hi\n", 0), ("hi\n" + "x" * 300 + "\n", 1)])
+def test_lines_from_a_program_that_are_refused_are_in_the_exit_code(server, lines, code):
+    done = overdrive("chat", "--url", server.url, stdin=lines)
+    assert (done.returncode, done.stdout) == (code, TEXT + "\n")
 
 
 def test_a_chat_with_a_server_that_wants_a_key_is_told_how_to_give_it(make_server):

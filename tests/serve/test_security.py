@@ -47,6 +47,20 @@ def test_every_key_of_command_line_and_file_opens_the_door(make_server, tmp_path
         assert httpx.get(url, headers={"Authorization": f"Bearer {key}".strip()}).status_code == 401
 
 
+def test_what_was_refused_is_counted_by_the_endpoint_that_it_asked_for(make_server, caplog):
+    """Paths that nobody declared count as one."""
+    caplog.set_level(logging.INFO, "overdrive.serve")
+    url = make_server(api_key=("sesame",)).url
+    paths = ["/v1/models", "/v1/models/any/name", "/nowhere", "/nowhere/else"]
+    assert [httpx.get(url + path).status_code for path in paths] == [401] * 4
+    fields = [record.fields for record in caplog.records if record.message == "request"]
+    assert [f["endpoint"] for f in fields] == ["/v1/models", "/v1/models/{name:path}", "other", "other"]
+    assert {f["code"] for f in fields} == {"invalid_api_key"}
+    counted = httpx.get(url + "/metrics", headers={"Authorization": "Bearer sesame"}).text
+    assert 'overdrive_requests_total{endpoint="/v1/models",status="401"} 1.0' in counted
+    assert 'overdrive_requests_total{endpoint="other",status="401"} 2.0' in counted
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "two words\n", "schlüssel\n"])
 def test_a_key_file_that_would_leave_the_door_open_is_refused(tmp_path, text):
     file = tmp_path / "keys"

@@ -176,6 +176,9 @@ def test_streamed_calls_put_together_are_those_of_the_whole_answer(roomy, runs):
         chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
     for expected in whole.choices:
         own = [choice for chunk in chunks for choice in chunk.choices if choice.index == expected.index]
+        assert all(choice.delta.model_dump(exclude_none=True) or choice.finish_reason for choice in own), (
+            "no idle words"
+        )
         pieces = [piece for choice in own for piece in choice.delta.tool_calls or ()]
         heads = [piece for piece in pieces if piece.id]
         assert [(h.index, h.type, h.function.name, h.function.arguments) for h in heads] == [

@@ -16,8 +16,7 @@ class BenchOptions:
     """What every request and every run is made of."""
 
     arm: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """NAME='{...}' adds these fields to the arm's requests; NAME=@fixed:3 sets the speculation of a server run with
-    --speculation-control; NAME=URL is another server; once per arm, taking turns."""
+    """NAME='{"field": value}' of the requests; NAME=@SETTING (with --speculation-control); NAME=URL: another server."""
     model: str = ""
     """Name of the model at the server; its only one by default."""
     prompts: Path | None = None

@@ -137,10 +137,13 @@ class ChatForm:
         """The role comes alone, before any text."""
         yield self._chunk(ChatChunkChoice(index=answer.index, delta=ChatDelta(role="assistant", content="")))
 
-    def event(self, answer: Answer, delta: Delta) -> ChatChunk:
-        """What one delta adds."""
+    def event(self, answer: Answer, delta: Delta) -> ChatChunk | None:
+        """What one delta adds; nothing where it is a call's or reasoning's markup alone."""
         reader = self.readers.get(answer.index) or self.readers.setdefault(answer.index, self.new_reader())
         part = reader.take(delta.text, last=delta.finish is not None)
+        told = part.content or part.reasoning or part.calls or delta.finish or delta.pieces
+        if not (told or self.request.logprobs or self.request.return_token_ids):
+            return None
         choice = ChatChunkChoice(
             index=answer.index,
             delta=ChatDelta(

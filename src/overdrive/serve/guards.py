@@ -9,6 +9,7 @@ from hashlib import sha256
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from overdrive.errors import BadRequest
@@ -43,7 +44,7 @@ class Authorise:
             await self._app(scope, receive, send)
             return
         fault = BadRequest("missing or wrong API key: send it as a bearer token", "", "invalid_api_key", 401)
-        await error_response(fault)(scope, receive, send)
+        await _refuse(fault, scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
         kind, _, token = _header(scope, b"authorization").partition(b" ")
@@ -72,7 +73,7 @@ class OwnPages:
             await self._app(scope, receive, send)
             return
         fault = BadRequest("pages of this origin may not call here; see --cors-origin", "", "foreign_origin", 403)
-        await error_response(fault)(scope, receive, send)
+        await _refuse(fault, scope, receive, send)
 
     def _foreign(self, scope: Scope) -> bool:
         origin, site = (_header(scope, name).decode("latin-1") for name in (b"origin", b"sec-fetch-site"))
@@ -99,7 +100,7 @@ class KnownHosts:
             await self._app(scope, receive, send)
             return
         fault = BadRequest("this server does not answer to that name; see --allowed-host", "", "unknown_host", 403)
-        await error_response(fault)(scope, receive, send)
+        await _refuse(fault, scope, receive, send)
 
     def _knows(self, host: str) -> bool:
         try:
@@ -107,6 +108,13 @@ class KnownHosts:
         except ValueError:
             return False
         return not host or loopback(name) or bool(self._names & {name, "*"})
+
+
+async def _refuse(fault: BadRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers in place of the route, and has the request's record say why."""
+    if record := scope.get("state", {}).get("record"):
+        record.fault = fault.code
+    await error_response(fault)(scope, receive, send)
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:
@@ -166,8 +174,11 @@ class Observe:
 
 
 def route(scope: Scope) -> str:
-    """The path of the route that answered, as it was declared."""
-    return getattr(scope.get("route"), "path", "other")
+    """The path of the route that answered, or would have if the request had not been refused before; as declared."""
+    found = scope.get("route")
+    if found is None and "app" in scope:
+        found = next((one for one in scope["app"].routes if one.matches(scope)[0] is Match.FULL), None)
+    return getattr(found, "path", "other")
 
 
 class EndQuietly:

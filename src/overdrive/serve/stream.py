@@ -36,8 +36,8 @@ class Form(Protocol):
         """Events before an answer's first delta. The answer's prompt has been scored by then, if that was asked."""
         ...
 
-    def event(self, answer: Answer, delta: Delta) -> msgspec.Struct:
-        """The event of one delta."""
+    def event(self, answer: Answer, delta: Delta) -> msgspec.Struct | None:
+        """The event of one delta; None where it would tell nothing."""
         ...
 
     def usage_event(self, used: Usage) -> msgspec.Struct:
@@ -115,7 +115,8 @@ async def events(exchange: Exchange, form: Form, with_usage: bool) -> AsyncItera
                 opened.add(answer.index)
                 for event in form.opening(answer):
                     yield sse(event)
-            yield sse(form.event(answer, delta))
+            if (told := form.event(answer, delta)) is not None:
+                yield sse(told)
         if with_usage:
             yield sse(form.usage_event(exchange.usage))
     except BadRequest as fault:
