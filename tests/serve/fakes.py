@@ -283,7 +283,9 @@ class FakeServer:
         self.gate.state = Service(self.client, info, tokenizer, template, style, "tiny", seconds)
         self.uvicorn = uvicorn.Server(http_config(create_app(self.gate, self._watchers)))
         self.loop = asyncio.get_running_loop()
-        self.loop.call_later(0.05, self._ready.set)
+        while self._serve_engine == self.engine.serve and self.client.stats == Stats():
+            await asyncio.sleep(0.001)  # until what it tells first is there
+        self._ready.set()
         await self.uvicorn.serve([self._socket])
         self.client.stop()
         self.engine.closed.set()

@@ -20,7 +20,7 @@ from . import worlds as simulated
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "overdrive.cli", "simulate", "--steps", "20", "--load", "steady:2", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_a_table_says_that_it_is_simulated_and_names_who_ran() -> None:
