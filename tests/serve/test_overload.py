@@ -178,7 +178,7 @@ def test_a_flood_is_answered_to_the_last_client(make_server):
     async def flood() -> list[int]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits) as http:
-            return await asyncio.gather(*(one(http, number) for number in range(150)))
+            return await asyncio.gather(*(one(http, number) for number in range(60)))
 
     server.engine.script = busy
     statuses = asyncio.run(flood())
