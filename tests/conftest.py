@@ -1,6 +1,10 @@
-"""Shared by all tests: tiny models gain nothing from threads, and lose much to them on a busy machine."""
+"""Shared by all tests: one thread, since tiny models gain nothing from more and lose much to them on a busy machine; no
+proxy; and how hypothesis searches."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,3 +15,12 @@ import tests.effort  # noqa: F401  (registers the profile that pytest loads befo
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_proxy() -> Iterator[None]:
+    """Servers of tests are on this machine, where no proxy that the environment names can reach them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost"))))
+        yield
