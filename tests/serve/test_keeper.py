@@ -74,6 +74,16 @@ class Stuck:
         self.killed.wait(PATIENCE)
 
 
+class StuckInEnd(Stuck):
+    """Serves, says that it cannot go on, and does not end, until it is killed."""
+
+    was_killed = False
+
+    def __call__(self, address: str) -> None:
+        say(address, Ready(INFO), Failed("the device is lost"))
+        self.was_killed = self.killed.wait(PATIENCE)
+
+
 class StuckInStart(Stuck):
     """Loads, and says nothing any more before it serves, until it is killed."""
 
@@ -220,6 +230,21 @@ def test_an_engine_stuck_before_it_serves_is_killed_and_followed_by_another_even
     silence = "the engine process gave no sign of life for 1 s while it started (graphs, 3 of 12)"
     assert seen == [f"{silence}; the engine is being started again"]
     assert (kept.started, len(kept.greeted), counted(kept)) == (3, 1, (2, 2))
+
+
+def test_an_engine_that_says_that_it_ends_is_not_waited_for_for_ever(tmp_path):
+    """Its device may be stuck: it has a few seconds."""
+    stuck = StuckInEnd()
+    kept = Kept(tmp_path, [stuck, talks])
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(kept.run())
+        await kept.until(lambda: kept.started == 2 and isinstance(kept.gate.state, Service))
+        await kept.keeper.drain(1.0, asyncio.Event())
+        await keeping
+
+    asyncio.run(scenario())
+    assert stuck.was_killed and counted(kept) == (0, 1)
 
 
 def test_engines_that_all_get_stuck_in_their_start_end_the_server(tmp_path):

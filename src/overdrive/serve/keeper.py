@@ -81,13 +81,13 @@ class EngineLife:
         return service
 
     async def death(self, patience: float) -> str:
-        """Waits for the engine's process to end; says why it did.
+        """Waits for the engine's process to end, or for its word that it will; says why.
 
         patience: seconds without a sign of life after which it counts as dead, and `stuck` is true; 0 is without end.
         """
         between = min(LOOK_SECONDS, patience / 4 or LOOK_SECONDS)
         silence = Silence(patience, between)
-        while not self._dead.is_set():
+        while not (self._dead.is_set() or self.client.failure):  # who has said so may be stuck in its own end
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._dead.wait(), between)
             if silence.too_long(self.client.heard, time.monotonic()) and not self.client.failure:
