@@ -12,8 +12,9 @@ from weakref import WeakSet
 
 from overdrive.errors import BadRequest
 from overdrive.grammar.base import GrammarAwaited, Vocabulary, without_tokenizer
-from overdrive.grammar.constraint import Constrained, Lead
+from overdrive.grammar.constraint import Constrained
 from overdrive.grammar.guidance import GuidanceCompiler
+from overdrive.grammar.lead import Lead
 from overdrive.grammar.programs import Programs, Ticket, wait_for
 from overdrive.grammar.vetting import Vetting
 from overdrive.request import Request
@@ -88,10 +89,14 @@ class Compiling:
 
 
 def open_compiling(tokenizer: Tokenizer, size: int, eos_ids: tuple[int, ...]) -> Compiling:
-    """For the tokens of a model. size: of its own vocabulary. eos_ids: that end its answers."""
-    table = tokenizer.table
-    encode = partial(tokenizer.encode, add_special=False)
-    special = table.special.union(eos_ids)
-    vocabulary = Vocabulary(size, table.pieces, special, eos_ids, encode, table.strips_space)
+    """For the tokens of a model, see `vocabulary_of`."""
+    vocabulary = vocabulary_of(tokenizer, size, eos_ids)
     vetting = Vetting(partial(GuidanceCompiler, without_tokenizer(vocabulary)))
     return Compiling(Programs(GuidanceCompiler(vocabulary), vetting), eos_ids, vetting.close)
+
+
+def vocabulary_of(tokenizer: Tokenizer, size: int, eos_ids: tuple[int, ...]) -> Vocabulary:
+    """size: of a model's own vocabulary. eos_ids: that end its answers."""
+    table = tokenizer.table
+    encode = partial(tokenizer.encode, add_special=False)
+    return Vocabulary(size, table.pieces, table.special.union(eos_ids), eos_ids, encode, table.strips_space)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from concurrent.futures import Future
 from math import inf
 
 import numpy as np
 import pytest
 
 from overdrive.grammar.base import GrammarFault, Matcher, WordEnds, all_but, legal, only
-from overdrive.grammar.constraint import Constrained, Free, Lead, Marker
+from overdrive.grammar.constraint import Constrained, Free
+from overdrive.grammar.guidance import GuidanceMatcher
+from overdrive.grammar.lead import Lead, Marker
 from overdrive.grammar.sheet import blank_sheet
 from overdrive.grammar.walker import Walker
 
-from .words import EOS, PIECES, VOCABULARY, program
+from .words import EOS, PIECES, VOCABULARY, encode, program
 
 WORDS = 2
 GRAMMARS = (
@@ -167,6 +171,9 @@ class Brittle:
     def branches(self, words, most: int) -> list[list[int]]:
         return []
 
+    def goes_on(self, token: int) -> bool:
+        return False
+
 
 class BrittleProgram:
     def start(self) -> Matcher:
@@ -218,6 +225,7 @@ def test_masks_are_words_of_bits() -> None:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_every_row_gets_its_own_masks(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overdrive.grammar.walker.PATIENCE", inf)
+    monkeypatch.setattr("overdrive.grammar.walker.SLOW_SECONDS", -1.0)  # so that all threads take part
     walker, count = Walker(threads), 20
     constraints = [made("regex", f"[{digit % 10}-9]+") for digit in range(count)]
     sheet = blank_sheet(count, count + 1, 3, WORDS, (0, 0))
@@ -230,6 +238,40 @@ def test_every_row_gets_its_own_masks(threads: int, monkeypatch: pytest.MonkeyPa
         line = sheet.bits[sheet.index[row + 1, 0]]
         digits = {PIECES[token] for token in options(line) if len(PIECES[token]) == 1}
         assert digits == {b"%d" % digit for digit in range(row % 10, 10)}
+
+
+class Timed:
+    """A constraint that takes so many seconds to walk, the only clock that knows it, and the pool that might help."""
+
+    active = True
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.helpers, self.walked = seconds, 0.0, 0, 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def submit(self, work) -> Future:
+        self.helpers += 1
+        helped: Future = Future()
+        helped.set_result(None)
+        return helped
+
+    def walk(self, drafts, lines, forced, until) -> int:
+        self.now += self.seconds
+        self.walked += 1
+        return 1
+
+
+@pytest.mark.parametrize(("seconds", "helpers"), [(0.00001, 0), (0.001, 3)])
+def test_threads_help_where_masks_are_slow(monkeypatch: pytest.MonkeyPatch, seconds: float, helpers: int) -> None:
+    """Where they are not, waking them takes longer than what they would do."""
+    timed, walker = Timed(seconds), Walker(4)
+    walker.close()
+    monkeypatch.setattr("overdrive.grammar.walker.time", timed)
+    walker._pool = timed
+    walker.fill([(row, timed, []) for row in range(20)], blank_sheet(20, 20, 1, WORDS, (0, 0)))
+    assert (timed.helpers, timed.walked) == (helpers, 20)
 
 
 def test_what_is_free_is_legal() -> None:
@@ -291,3 +333,35 @@ def test_ends_of_words_are_found_in_masks() -> None:
         assert ends.legal(line) == [token]
     all_but(ends.tokens.tolist(), line)
     assert ends.legal(line) == []
+
+
+PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "no": {"enum": ["abc"]}},
+        "required": ["name", "age", "no"],
+    }
+)
+
+
+def test_runs_behind_a_word_are_found_once_and_are_those_at_each_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them were drafts, and were taken back."""
+    asked, branches = [], GuidanceMatcher.branches
+    monkeypatch.setattr(GuidanceMatcher, "branches", lambda *given: asked.append(1) or branches(*given))
+    text = encode('{"name": "the bad land, age", "age": 120, "no": "abc"}')
+    for seed in range(5):
+        rng, constraint, walked = random.Random(seed), made("json_schema", PERSON), 0
+        while len(constraint._accepted) < len(text):
+            done = len(constraint._accepted)
+            drafts = text[done : done + rng.randrange(4)] + rng.choice([[], [5]])
+            asked.clear()
+            _, runs = masks(constraint, drafts)
+            walked += len(asked)
+            for depth, run in enumerate(runs[: len(drafts)]):
+                alone = made("json_schema", PERSON)
+                for token in [*text[:done], *drafts[:depth]]:
+                    alone.accept(token)
+                assert (masks(alone)[1][0] == run).all()
+            for token in text[done : done + rng.randint(1, 3)]:
+                constraint.accept(token)
+        assert walked < len(text) // 2

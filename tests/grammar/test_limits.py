@@ -55,7 +55,7 @@ def test_answers_that_use_up_a_lexer_have_another(monkeypatch: pytest.MonkeyPatc
 
 def test_masks_do_not_change_by_a_new_lexer(monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = Constrained(GuidanceCompiler(VOCABULARY)("json_schema", COUNTED), (EOS,))
-    program = few_states(monkeypatch, 800)("json_schema", COUNTED)
+    program = few_states(monkeypatch, 650)("json_schema", COUNTED)
     little, first = Constrained(program, (EOS,)), program.matcher
     for token in encode('"' + "the name " * 60):
         lines = [blank_sheet(1, 1, 1, 2, (3, 4)) for _ in range(2)]

@@ -11,7 +11,8 @@ from functools import lru_cache, partial
 
 import jsonschema_rs
 
-from overdrive.grammar.constraint import Constrained, Free, Lead
+from overdrive.grammar.constraint import Constrained, Free
+from overdrive.grammar.lead import Lead
 from overdrive.request import Request
 from overdrive.types import Finish, FinishReason, GrammarSpec, SamplingParams
 from tests.grammar.words import END_OF_TURN, EOS, program, text_of

@@ -20,6 +20,9 @@ Words = NDArray[np.int32]
 WORD_END = re.compile(rb'"[,:}\]]{0,2}|[,}\]]{1,2}')
 """What ends strings and numbers in JSON."""
 
+STRUCTURE = frozenset(b'"{}[],:')
+"""What is not inside of them, strings with such text aside."""
+
 
 class GrammarFault(Exception):
     """A matcher cannot go on: it refused a token that it had allowed. Ends one request, no other."""
@@ -121,11 +124,15 @@ class Matcher(Protocol):
         ...
 
     def branches(self, words: Words, most: int) -> list[list[int]]:
-        """What certainly follows whatever comes next: at most so many runs, for drafts too.
+        """What certainly follows where a word ends here: at most so many runs, for drafts too.
 
-        Each begins with a token that may come next and goes on with what is certain behind that. One alone where the
-        next token is certain itself; else some of those that end a word. words: the mask here.
+        Each begins with a token that may come next and ends a word, and goes on with what is certain behind that.
+        words: the mask here.
         """
+        ...
+
+    def goes_on(self, token: int) -> bool:
+        """Whether a word that the token is in goes on behind it, so that the runs there are those before it. Likely."""
         ...
 
 
@@ -163,6 +170,7 @@ class WordEnds:
         found = [t for t, piece in enumerate(pieces) if t not in vocabulary.special and WORD_END.fullmatch(piece)]
         found.sort(key=lambda token: (pieces[token][:1] != b'"', -len(pieces[token])))
         self.tokens = np.array(found[:most], np.int64)
+        self.inside = bytes(bool(piece) and STRUCTURE.isdisjoint(piece) for piece in pieces)  # by token
         self._words, self._bits = self.tokens >> 5, (1 << (self.tokens & 31)).astype(np.int32)
 
     def legal(self, words: Words) -> list[int]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overdrive.grammar.base import GrammarAwaited, GrammarFault, GrammarLimit, Matcher, Program, Words, all_but, legal
+from overdrive.grammar.lead import AT_ONCE, Lead
 
 MASK_SECONDS = 0.005
 """What a mask may take of the processor in the long run; nearly all take a hundredth of that."""
@@ -31,6 +32,10 @@ SPARE_SECONDS = 1.0
 TRIES = 3
 """How often a token that is beyond the limits is tried: each try has the library's limits anew, and goes on from what
 those before it found, or has a lexer that nobody has used."""
+
+
+Runs = list[tuple[list[int], NDArray[np.int64]]]
+"""What follows certainly where a word ends: the first tokens, and all as [B, F], -1 beyond. Or nothing is known."""
 
 
 class Constraint(Protocol):
@@ -105,52 +110,6 @@ class Free:
 FREE = Free()
 
 
-class Marker:
-    """Finds the first occurrence of a run of tokens, one token at a time (Knuth, Morris and Pratt 1977).
-
-    A state is how many of the run's tokens the newest ones are; `len(run)` is found.
-    """
-
-    def __init__(self, run: Sequence[int]) -> None:
-        self.run = tuple(run)
-        self._borders = [0] * (len(self.run) + 1)  # longest proper prefix of run[:n] that is its suffix
-        for n in range(1, len(self.run)):
-            self._borders[n + 1] = self.next(self._borders[n], self.run[n])
-
-    def next(self, state: int, token: int) -> int:
-        """The state behind one more token; `state` is not that of a found run."""
-        while state and token != self.run[state]:
-            state = self._borders[state]
-        return state + (token == self.run[state])
-
-
-class Lead:
-    """What comes before a grammar, as `GrammarSpec` says: all is free up to `after`, then up to `trigger` or the end.
-
-    A state is one number:
-
-        0 .. A-1  `after` is looked for | A .. A+T-1  `trigger` is looked for | A+T  the grammar holds
-    """
-
-    def __init__(self, after: Sequence[int] = (), trigger: Sequence[int] = ()) -> None:
-        self._after, self._trigger = Marker(after), Marker(trigger)
-        self._first = len(self._after.run)
-        self.end = self._first + len(self._trigger.run)
-
-    def next(self, state: int, token: int) -> int:
-        """The state behind one more token; `state` is not the end."""
-        if state < self._first:
-            return self._after.next(state, token)
-        return self._first + self._trigger.next(state - self._first, token)
-
-    def may_end(self, state: int) -> bool:
-        """Whether the answer may end here, before the grammar has begun."""
-        return self._first <= state < self.end
-
-
-AT_ONCE = Lead()
-
-
 class Constrained:
     """A grammar, and what comes before it."""
 
@@ -167,6 +126,7 @@ class Constrained:
         self._fault = ""
         self._awaited: Future[Program] | None = None
         self._tries = 0  # of the next token that came to nothing
+        self._runs: Runs = []  # behind the word that the answer is in
         self._spare = SPARE_SECONDS  # of the processor's time, for masks that take longer than usual
 
     @property
@@ -200,6 +160,8 @@ class Constrained:
             raise
         self._accepted.append(token)
         self._tries = 0
+        if not self._matcher.goes_on(token):
+            self._runs = []
 
     def _accept(self, token: int) -> None:
         if self._lost:
@@ -221,7 +183,7 @@ class Constrained:
             return 0
         seen, moved, filled, started = self._seen, 0, 0, time.thread_time()
         try:
-            self._fill_first(lines[0], forced[0])
+            self._runs = runs = self._fill_first(lines[0], forced[0])
             filled = 1
             while filled <= len(drafts) and not self._matcher.done and time.perf_counter() <= until:
                 draft = drafts[filled - 1]
@@ -229,7 +191,9 @@ class Constrained:
                     break
                 moved += self.begun
                 self._move(draft)
-                self._fill(lines[filled], forced[filled])
+                if runs and not self._matcher.goes_on(draft):
+                    runs = []
+                runs = self._fill(lines[filled], forced[filled], runs)
                 filled += 1
             self._matcher.rollback(moved)
         except GrammarAwaited as wait:
@@ -242,7 +206,11 @@ class Constrained:
             self._fault = "the grammar takes too long to follow; simplify it"
         return filled
 
-    def _fill(self, line: Words, forced: NDArray[np.int64]) -> None:
+    def _fill(self, line: Words, forced: NDArray[np.int64], runs: Runs) -> Runs:
+        """Of one position. runs: behind the word that goes on here; they are written where nothing is certain.
+
+        Returns those behind the word here. Finding them takes longer than all else, and in a word they stay the same.
+        """
         if self._lead.may_end(self._seen):
             line[:] = -1
         elif not self.begun:
@@ -251,9 +219,22 @@ class Constrained:
             line[:] = -1  # what is drawn behind the end is nobody's
         else:
             self._matcher.fill(line)
-            longest = forced.shape[1]  # 0: nobody wants to know
-            for number, run in enumerate(self._matcher.branches(line, len(forced)) if longest else ()):
-                forced[number, : len(run)] = run[:longest]
+            if forced.shape[1]:  # somebody wants to know
+                return self._write_runs(line, forced, runs)
+        return []
+
+    def _write_runs(self, line: Words, forced: NDArray[np.int64], runs: Runs) -> Runs:
+        longest = forced.shape[1]
+        if certain := self._matcher.forced()[:longest]:
+            forced[0, : len(certain)] = certain
+            return []
+        if runs and all(legal(line, first) for first in runs[0][0]):
+            forced[:] = runs[0][1]
+            return runs
+        found = self._matcher.branches(line, len(forced))
+        for number, run in enumerate(found):
+            forced[number, : len(run)] = run[:longest]
+        return [([run[0] for run in found], forced.copy())] if found else []
 
     def _move(self, token: int) -> None:
         if self.begun:
@@ -261,13 +242,13 @@ class Constrained:
         else:
             self._seen = self._lead.next(self._seen, token)
 
-    def _fill_first(self, line: Words, forced: NDArray[np.int64]) -> None:
+    def _fill_first(self, line: Words, forced: NDArray[np.int64]) -> Runs:
         """The mask of the committed state, which the answer cannot do without."""
         while True:
             try:
                 if self._lost:
                     self._restart()
-                return self._fill(line, forced)
+                return self._fill(line, forced, self._runs)
             except GrammarLimit:
                 self._give_up_matcher()
 

@@ -102,9 +102,6 @@ class GuidanceMatcher:
         return self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []  # bytes are found sooner
 
     def branches(self, words: Words, most: int) -> list[list[int]]:
-        certain = self.forced()
-        if certain or self._ended:
-            return [certain] if certain else []
         found = []
         for token in self._ends.legal(words)[:most]:
             self.accept(token)
@@ -113,6 +110,9 @@ class GuidanceMatcher:
             if behind:
                 found.append([token, *behind])
         return found
+
+    def goes_on(self, token: int) -> bool:
+        return bool(self._ends.inside[token])
 
     def _may_end_with(self, token: int) -> bool:
         """Whether the grammar names this end token here, and nothing has to follow it."""

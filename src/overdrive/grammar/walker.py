@@ -1,14 +1,16 @@
-"""The masks of a step, written by a few threads while the device is busy with the step's forward pass.
+"""The masks of a step, written while the device is busy with the step's forward pass.
 
-Knows constraints and sheets; never requests or a device. A mask takes 5 to 500 us, nearly all of it in the library,
-which lets other threads run meanwhile.
+Knows constraints and sheets; never requests or a device. Most masks take 2 to 10 us in the library, which lets other
+threads run meanwhile; that is less than it takes them to wake up and to wait for the interpreter, so threads share the
+work only where it proves slow.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +18,10 @@ from numpy.typing import NDArray
 from overdrive.grammar.constraint import Constraint
 from overdrive.grammar.sheet import MaskSheet
 
-FEWEST_ROWS = 4
-"""Rows for which a thread is worth being woken."""
+SLOW_SECONDS = 0.00006
+"""Of a row, on average, for which another thread is worth being woken. A mask alone takes a sixth of it: eight threads
+took five times as much of the processor for those as one. Chains of drafts with what follows them take as much or more,
+most of it in the library."""
 
 PATIENCE = 0.02
 """Seconds after which chains are not walked further: rows that are late by then may accept fewer drafts."""
@@ -40,13 +44,13 @@ class Walker:
 
         drafting: the next step is likely to draft, so that runs of what certainly follows are worth their time.
         """
-        forced = sheet.forced if drafting and self._ahead else sheet.forced[..., :0]
-        until = time.perf_counter() + PATIENCE
-        parts = max(1, min(self._threads, len(chains) // FEWEST_ROWS))
-        numbered = list(enumerate(chains))
-        others = [self._pool.submit(_fill, numbered[part::parts], sheet, forced, until) for part in range(1, parts)]
+        filling = _Filling(chains, sheet, sheet.forced if drafting and self._ahead else sheet.forced[..., :0])
+        others: list[Future[None]] = []
         try:
-            _fill(numbered[0::parts], sheet, forced, until)
+            while filling.left:
+                filling.next()
+                if filling.slow and filling.left and len(others) < self._threads - 1:
+                    others.append(self._pool.submit(filling.rest))
         finally:
             wait(others)  # who goes on, with an error too, has the constraints to itself again
         for other in others:
@@ -57,10 +61,36 @@ class Walker:
         self._pool.shutdown(wait=False)
 
 
-def _fill(chains: Sequence[tuple[int, Chain]], sheet: MaskSheet, forced: NDArray[np.int64], until: float) -> None:
-    queries = sheet.index.shape[1]
-    for number, (row, constraint, drafts) in chains:
-        first, count = number * queries, len(drafts) + 1
-        filled = constraint.walk(drafts, sheet.bits[first : first + count], forced[row], until)
+class _Filling:
+    """The rows of a sheet, shared by the threads that fill it. Their count may miss some that end at once."""
+
+    def __init__(self, chains: Sequence[Chain], sheet: MaskSheet, forced: NDArray[np.int64]) -> None:
+        self.left = deque(enumerate(chains))
+        self._sheet, self._forced = sheet, forced
+        self._started, self._done = time.perf_counter(), 0
+
+    @property
+    def slow(self) -> bool:
+        """Whether a row takes long, on average until now."""
+        return time.perf_counter() - self._started > SLOW_SECONDS * self._done
+
+    def rest(self) -> None:
+        """Fill rows until none is left."""
+        while self.left:
+            self.next()
+
+    def next(self) -> None:
+        """Fill the next row, if others have left one."""
+        try:
+            number, chain = self.left.popleft()
+        except IndexError:
+            return
+        self._fill(number, *chain)
+        self._done += 1
+
+    def _fill(self, number: int, row: int, constraint: Constraint, drafts: Sequence[int]) -> None:
+        sheet = self._sheet
+        first, count = number * sheet.index.shape[1], len(drafts) + 1
+        filled = constraint.walk(drafts, sheet.bits[first : first + count], self._forced[row], self._started + PATIENCE)
         sheet.index[row, :filled] = range(first, first + filled)
         sheet.legal[row] = max(0, filled - 1)

@@ -80,8 +80,9 @@ class CudaDevice:
 
     @property
     def mask_threads(self) -> int:
-        """Half of the processor, which has little else to do while a step runs; eight at most."""
-        return max(1, min(8, usable_cores() // 2))
+        """Half of the processor, which has little else to do while a step runs; four at most, since a third of the work
+        is the interpreter's, which one thread has at a time."""
+        return max(1, min(4, usable_cores() // 2))
 
     @property
     def name(self) -> str:
