@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 
@@ -223,6 +226,28 @@ def awaited(program: Lasting) -> GrammarAwaited:
     with pytest.raises(GrammarAwaited) as wait:
         program.start()
     return wait.value
+
+
+ENDING = """
+import threading, time
+from concurrent.futures import Future
+from overdrive.grammar.crew import Crew
+crew, begun = Crew(1, nice=0), threading.Event()
+def work():
+    begun.set()
+    threading.main_thread().join()
+    print("done", flush=True)
+crew.submit(work, Future(), 1.0)
+crew.submit(lambda: print("begun", flush=True), Future(), 2.0)
+begun.wait()
+"""
+
+
+def test_a_process_ends_when_what_is_under_way_has_and_begins_no_other() -> None:
+    """Native code that comes back to an interpreter which is gone would crash it."""
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, env=os.environ | paths)
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
 
 
 LONG = 20_000

@@ -59,7 +59,7 @@ class Crew:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             with self._lock:
-                if not self._asked or self._closed:
+                if not self._asked or self._closed or not threading.main_thread().is_alive():
                     self._threads -= 1
                     return
                 _, _, future, work = heapq.heappop(self._asked)
@@ -69,7 +69,7 @@ class Crew:
                 future.set_exception(error)
 
     def close(self) -> None:
-        """Begin nothing more. What is under way ends with the process."""
+        """Begin nothing more. What is under way goes on, and the process does not end before it."""
         with self._lock:
             self._closed = True
             left, self._asked = self._asked, []
@@ -81,11 +81,14 @@ _STARTING = threading.Lock()
 
 
 def start_deep(work: Callable[[], None]) -> threading.Thread:
-    """A thread with a deep stack, started; the process does not wait for it to end."""
+    """A thread with a deep stack, started.
+
+    A process that ends waits for it: native code that comes back to an interpreter which is gone crashes.
+    """
     with _STARTING:
         usual = threading.stack_size(STACK_BYTES)
         try:
-            thread = threading.Thread(target=work, name="grammars", daemon=True)
+            thread = threading.Thread(target=work, name="grammars")
             thread.start()
         finally:
             threading.stack_size(usual)
