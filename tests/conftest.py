@@ -1,5 +1,5 @@
-"""Shared by all tests: one thread, since tiny models gain nothing from more and lose much to them on a busy machine; no
-proxy; and how hypothesis searches."""
+"""Shared by all tests: one thread, since tiny models gain nothing from more and lose much to them on a busy machine; an
+environment that says nothing of proxies and terminals; and how hypothesis searches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_proxy() -> Iterator[None]:
-    """Servers of tests are on this machine, where no proxy that the environment names can reach them."""
+def environment() -> Iterator[None]:
+    """Servers of tests are on this machine, where no proxy can reach them; what is printed goes to no terminal."""
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+            patch.delenv(name, raising=False)
         for name in ("NO_PROXY", "no_proxy"):
             patch.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost"))))
         yield
