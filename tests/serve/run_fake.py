@@ -19,5 +19,5 @@ if __name__ == "__main__":
     model, port, template, timeout = sys.argv[1:]
     options = EngineOptions(model=ModelOptions(load_format="dummy", chat_template=template))
     with report():
-        server = ServerOptions(port=int(port), drain_seconds=60.0, engine_timeout=float(timeout))
+        server = ServerOptions(port=int(port), drain_seconds=600.0, engine_timeout=float(timeout))
         serve(model, options, server, target=run_engine if Path(model).is_dir() else engine_process)
