@@ -14,6 +14,7 @@ from overdrive.config import DeviceOptions, DraftOptions, EngineOptions, MemoryO
 from overdrive.engine import build
 from overdrive.engine_process import _Served, run_engine
 from overdrive.link import EngineEndpoint
+from overdrive.serve.connection import raise_file_limit
 from overdrive.wire import Ready
 from tests.llm.conftest import CONFIG
 from tests.loop.bench import RandomDrafts
@@ -24,6 +25,12 @@ from .servers import Server
 
 MOST = 7  # of K where it flips
 REPEATS_ITSELF = 15  # the seed of deep weights whose greedy text does so, as that of the others does
+
+
+@pytest.fixture(autouse=True, scope="session")
+def many_files() -> None:
+    """The servers of a module stay open side by side, each with its sockets: more than some shells allow at first."""
+    raise_file_limit()
 
 
 @pytest.fixture(scope="session")
