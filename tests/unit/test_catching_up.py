@@ -21,6 +21,7 @@ def test_rows_lack_what_they_got_since_they_last_drafted() -> None:
     missed.follow(step(1, {0: 0, 1: 0, 2: 0}, 15, admitted=(0, 1, 2)), drafting=False, everyone=True)
     assert [missed.tokens(n) for n in (0, 1, 3, 9)] == [0, 5, 15, 15]
     missed.follow(step(2, {0: 2, 1: 0, 2: 0}, 18, most_rows=1), drafting=True, everyone=False)
+    assert [missed.tokens(n) for n in (1, 2, 3)] == [0, 8, 16]  # the one that has just drafted lacks nothing
     missed.follow(step(3, {0: 0, 1: 0, 2: 0}, 22), drafting=False, everyone=True)
     missed.follow(step(4, {0: 0, 1: 0, 2: 0}, 24), drafting=False, everyone=True)
     assert missed.before(step(5, {0: 1}, 24)) == 24 - 20

@@ -148,6 +148,33 @@ def test_luck_grows_with_drafts_that_are_right_and_ends_where_it_is_believed() -
     assert rounds.estimator.luck(one, one * 0) == 0
 
 
+def test_where_drafts_are_rare_fewer_of_them_are_believed() -> None:
+    """The text had more occasions to change between two of them."""
+
+    def right_ones_until_believed(steps_apart: int) -> int:
+        rounds, one = Rounds(estimator()), np.zeros(1, np.int64)
+        rounds.steps(300, [0.2], asked=1)
+        before = rounds.estimator.survival(0, 1)[0]
+        for number in range(1, 30):
+            rounds.estimator.observe(one, one, one + 1, one + 1, steps_apart)
+            if rounds.estimator.survival(0, 1)[0] > before + 0.4:
+                return number
+        return 30
+
+    often, seldom, hardly = (right_ones_until_believed(apart) for apart in (1, 10, 10**6))
+    assert 2 <= hardly <= seldom < often < 10
+
+
+def test_what_is_believed_of_few_is_young() -> None:
+    rounds, one = Rounds(estimator()), np.zeros(1, np.int64)
+    rounds.steps(300, [0.2], asked=1)
+    assert not rounds.estimator.young(one, one)
+    rounds.steps(9, [1.0], asked=1)  # of which some are believed
+    assert rounds.estimator.young(one, one)
+    rounds.steps(60, [1.0], asked=1)
+    assert not rounds.estimator.young(one, one)
+
+
 @pytest.mark.parametrize("asked", [1, 3])
 def test_positions_differ_as_they_did_before_a_flip(asked: int) -> None:
     """There and back again, whatever was seen of later positions meanwhile."""

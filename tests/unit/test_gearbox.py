@@ -199,6 +199,19 @@ def test_where_drafts_never_pay_probes_cost_less_than_one_percent() -> None:
         assert (machine.tokens - tokens) / (machine.seconds - spent) >= 0.99 * off
 
 
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.4, 0.5])
+def test_probes_that_went_well_for_a_while_delay_no_others(rate: float) -> None:
+    """A streak of them is on credit; when it breaks, what it cost is repaid beside the ordinary ones."""
+    costs = staircase(base=1e-3, per_token=1e-3, draft=3e-4)
+    for seed in range(3):
+        box = gearbox(costs)
+        machine = Machine(box, costs, seed)
+        machine.run(300, lambda step: steady(8, context=500 + step), 0.1)
+        drafts = machine.run(4000, lambda step: steady(8, context=800 + step), rate)
+        assert box.switches == 0
+        assert np.diff(np.flatnonzero(drafts)).max() < 200
+
+
 def test_a_machine_that_is_not_as_measured_is_learnt() -> None:
     """Drafts cost five times what the table says, so that they do not pay; then the table is right."""
     real = staircase(draft=3e-3)

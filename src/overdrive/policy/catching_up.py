@@ -51,8 +51,9 @@ class Missed:
     def tokens(self, rows: int) -> int:
         """Of so many decode rows together, those that lack least."""
         if self._age >= STEPS_A_LOOK and self._newest is not None:
-            lags = np.sort(self._lags(self._newest.rows))
-            self._sums, self._age = np.concatenate([[0], lags[lags > 0].cumsum()]), 0
+            decoding = [row for row in self._newest.rows if row.known == 1]
+            lags = np.sort(self._lags(decoding).clip(0))
+            self._sums, self._age = np.concatenate([[0], lags.cumsum()]), 0
         return int(self._sums[min(rows, len(self._sums) - 1)])
 
     def before(self, step: Step) -> int:
@@ -63,7 +64,7 @@ class Missed:
         return int(lags.clip(0).sum())
 
     def _lags(self, rows: Sequence[Row]) -> np.ndarray:
-        """[rows], tokens; none where the row still reads its prompt."""
+        """[rows], tokens; none or less where the drafter lacks nothing."""
         self._settle()
         slots = of_rows(rows, _SLOT)
         self._make_room(slots)

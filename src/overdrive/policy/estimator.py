@@ -32,7 +32,12 @@ HALF_LIFE = 512
 
 SURPRISE = 7.0
 """Logarithm of how much likelier a run of drafts is by its own rate than by the rates believed in, from which on the
-run is what to go on from: text of another kind is not waited for until it outweighs hundreds of older drafts."""
+run is what to go on from: text of another kind is not waited for until it outweighs hundreds of older drafts. Where a
+draft comes only every so many steps, less by their logarithm: a change had so many more occasions (as in Shiryaev's
+procedure, On optimum methods in quickest detection problems, 1963)."""
+
+LEAST_SURPRISE = 3.5
+"""What it takes however rarely drafts come."""
 
 SLACK = 0.05
 """Share of the drafts that a run may be beyond what was expected and count as nothing: smaller changes have time."""
@@ -63,6 +68,7 @@ class AcceptanceEstimator:
         self._first = np.array([[1.0], [PRIOR]]) * np.full(groups, PRIOR_WEIGHT)  # first drafts: reached, accepted
         self._behind = np.zeros((4, groups, max_drafts))  # what sets positions apart from the first: see `_factors`
         self._runs = np.zeros((2, 3, groups))  # better and worse than expected: see `_lengthen`
+        self._lasted = np.zeros((2, groups))  # steps since those began
         self._unlike = np.zeros((2, groups))  # logarithm of how unlike the believed rates those are
         self._rounds = np.zeros(groups)
         self._requests = _Requests()
@@ -78,14 +84,17 @@ class AcceptanceEstimator:
         """A request has got the slot; what its last holder taught of it is forgotten. sampled: temperature > 0."""
         self._requests.admit(slot, acceptance.key_of(sampled, constrained))
 
-    def observe(self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray) -> None:
-        """Rounds of settled steps, each array [rounds] int64; a slot may have several. Arrays cost by the call, not by
-        the round: some steps together cost what one does.
+    def observe(
+        self, slots: np.ndarray, sources: np.ndarray, asked: np.ndarray, accepted: np.ndarray, steps: int = 1
+    ) -> None:
+        """Rounds of so many settled steps, each array [rounds] int64; a slot may have several. Arrays cost by the call,
+        not by the round: some steps together cost what one does.
 
         asked: drafts reserved for the row, whether or not they were offered; a round that asked for none only says
         that the slot is in use. accepted: how many of them, from the front, were right.
         """
         self._now = slots
+        self._lasted += steps
         self._requests.make_room(int(slots.max(initial=-1)) + 1)
         drafted = asked > 0
         if not drafted.all():
@@ -100,8 +109,12 @@ class AcceptanceEstimator:
 
     def luck(self, slots: np.ndarray, sources: np.ndarray) -> float:
         """Of rounds of such rows and sources: how much their run of late speaks for more being right than is believed,
-        as the logarithm of a likelihood ratio. 0 where it does not; at SURPRISE it is believed."""
+        as the logarithm of a likelihood ratio. 0 where it does not; by SURPRISE it is believed."""
         return float(self._unlike[0, KEYS * sources + self._requests.keys[slots]].max(initial=0.0))
+
+    def young(self, slots: np.ndarray, sources: np.ndarray) -> bool:
+        """Whether what is believed of rounds of such rows and sources is hardly older than a run that was believed."""
+        return bool(self._first[0, KEYS * sources + self._requests.keys[slots]].min(initial=np.inf) < 2 * FRESH_WEIGHT)
 
     def survival(
         self, sampled_rows: int, greedy_rows: int, masked_sampled: int = 0, masked_greedy: int = 0
@@ -173,10 +186,14 @@ class AcceptanceEstimator:
         """
         self._runs += np.array([reached, accepted, reached * self._rates]).sum(axis=2)
         seen, right, expected = self._runs[:, 0], self._runs[:, 1], self._runs[:, 2]
-        self._runs *= ((right - expected) * [[1], [-1]] > SLACK * seen)[:, None]
+        goes_on = (right - expected) * [[1], [-1]] > SLACK * seen
+        self._runs *= goes_on[:, None]
+        self._lasted *= goes_on
         self._unlike = _likelier(right, expected) + _likelier(seen - right, seen - expected)
-        if self._unlike.max() > SURPRISE:
-            for group in np.flatnonzero(self._unlike.max(axis=0) > SURPRISE):
+        if self._unlike.max() > LEAST_SURPRISE:
+            rare = np.log(np.maximum(self._lasted / np.maximum(seen, 1.0), 1.0))
+            enough = self._unlike > np.maximum(SURPRISE - rare, LEAST_SURPRISE)
+            for group in np.flatnonzero(enough.any(axis=0)):
                 self._start_afresh(int(group))
 
     def _start_afresh(self, group: int) -> None:
@@ -187,7 +204,7 @@ class AcceptanceEstimator:
         rate = self._level[group]
         odds = rate / (1 - rate) * now / (1 - now) * (1 - believed) / believed
         self._first[:, group] = FRESH_WEIGHT, FRESH_WEIGHT * odds / (1 + odds)
-        self._runs[..., group] = self._unlike[:, group] = 0.0
+        self._runs[..., group] = self._unlike[:, group] = self._lasted[:, group] = 0.0
 
     def _survival(self, key: int) -> np.ndarray:
         if key not in self._by_key:

@@ -31,9 +31,12 @@ RAREST_PROBE, OFTENEST_PROBE, OFTENEST_AT_ZERO = 2000, 100, 16
 """Steps between two probes, at most and at least. At K = 0 nothing else tells that drafts are right again; above, what
 is accepted of fewer drafts tells of more."""
 
-LUCK, LOAN = 0.9, 4.0
-"""`AcceptanceEstimator.luck` from which on a probe is followed by the next one at once, and the steps that such probes
-may cost before the budget allows for it. They repay them."""
+LUCK = 0.9
+"""`AcceptanceEstimator.luck` from which on a probe that went well is followed by the next one at once."""
+
+LOAN, REPAID = 4.0, 0.002
+"""Steps that such probes may cost beyond the budget, and the share of a step that each step repays of them. The budget
+itself is not touched, so that others go on meanwhile."""
 
 USUAL_WAIT = 48
 """At K = 0 a probe need not hold all rows, only as many as so many steps save for."""
@@ -84,6 +87,7 @@ class Gearbox(Controller):
         self._evidence = [0.0] * len(self._ks)  # seconds each candidate would have saved since it looked better
         self._credit = 0.0  # share of a step's tokens that the next probe may cost
         self._lucky = False
+        self._owed = 0.0  # of the loan
         self._lessons = Lessons(estimator)
         self._pace = _Pace()
         self._catch_up = CatchUp(costs)
@@ -134,10 +138,14 @@ class Gearbox(Controller):
         self.costs.correct_masks(masks, seconds)
 
     def _judge(self, step: Step, outcome: Outcome) -> None:
-        """Probes that have been right more often than chance explains well lend for the next one."""
-        self._lessons.learn()
+        """Whether the next probe is due at once: this one was righter than expected, and chance does not explain well
+        how right they have been lately, or what is believed since then stands on few."""
         rows = [at for at, row in enumerate(step.rows) if row.drafts]
-        self._lucky = self.estimator.luck(of_rows([step.rows[at] for at in rows], _SLOT), outcome.sources[rows]) > LUCK
+        expected = len(rows) * float(self.estimator.predicted[: step.plan.drafts].sum())
+        self._lessons.learn()
+        slots, sources = of_rows([step.rows[at] for at in rows], _SLOT), outcome.sources[rows]
+        doubtful = self.estimator.luck(slots, sources) > LUCK or self.estimator.young(slots, sources)
+        self._lucky = doubtful and float((outcome.counts[rows] - 1).sum()) > expected
 
     def prospects(self, view: LoadView) -> list[Prospect]:
         """Every candidate for a step of that load, K = 0 first, as it would be weighed now. Nothing is decided."""
@@ -234,7 +242,8 @@ class Gearbox(Controller):
         if tried.asked <= now.asked:
             return None
         self._credit += PROBE_BUDGET
-        lucky = self._lucky and self._credit > -LOAN
+        self._owed = max(0.0, self._owed - REPAID)
+        lucky = self._lucky and self._owed < LOAN
         if not lucky and self._credit < PROBE_BUDGET * (OFTENEST_PROBE if now.drafts else OFTENEST_AT_ZERO):
             return None
         larger = prospects[self._current + 1 :]
@@ -247,7 +256,10 @@ class Gearbox(Controller):
             tried, loss = self._cheapest(now, tried, pace, view, dear)
         if not lucky and self._credit < min(loss, RAREST_PROBE * PROBE_BUDGET):
             return None
-        self._credit = self._credit - max(loss, 0.0) if lucky else 0.0
+        if lucky:
+            self._owed += max(loss, 0.0)
+        else:
+            self._credit = 0.0
         self._lucky = False
         self.probes += 1
         return tried
@@ -256,13 +268,14 @@ class Gearbox(Controller):
         self, now: Prospect, tried: Prospect, pace: float, view: LoadView, dear: float
     ) -> tuple[Prospect, float]:
         """Of the probes with all rows, half of them, a quarter, ..: the one that gives most drafts for what it costs,
-        the drafter's catching up included, and can be saved for soon; and its cost as a share of a step's tokens."""
+        the drafter's catching up included, and can be saved for soon; and its cost as a share of a step's tokens. What
+        is saved between two of them at least is spent by the cheapest too."""
         found, rows = [], view.decode_rows
         while rows:
             one = self._some(tried, pace, view, rows)
             loss = (now.value - one.value + pace * self._catch_up.seconds(rows)) * dear
             late = loss > USUAL_WAIT * PROBE_BUDGET
-            found.append((late, loss if late else loss / one.asked, one, loss))
+            found.append((late, loss if late else max(loss, PROBE_BUDGET * OFTENEST_AT_ZERO) / one.asked, one, loss))
             rows //= 2
         return min(found)[2:]
 

@@ -62,12 +62,13 @@ class Lessons:
         if not self._waiting:
             return
         rows, counts, sources = _learnt(self._waiting)
+        steps = len(self._waiting)
         self._waiting.clear()
         slots, asked = of_rows(rows, _SLOT), of_rows(rows, _DRAFTS)
         emitting = counts > 0
         if not emitting.all():
             slots, asked, sources, counts = slots[emitting], asked[emitting], sources[emitting], counts[emitting]
-        self._estimator.observe(slots, sources, asked, counts - 1)
+        self._estimator.observe(slots, sources, asked, counts - 1, steps)
         self._survival = None
 
 
