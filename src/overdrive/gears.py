@@ -118,7 +118,7 @@ def open_gears(
     found, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
     costs = found.as_run(row_sizes, site.device.lookahead > 0)  # a runner finds its sizes anew at every start
     report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
-    gearbox = Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans)
+    gearbox = Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans, site.choice.window)
     return Gears(gearbox, site.options.draft.speculation, report, gearbox.beliefs)
 
 

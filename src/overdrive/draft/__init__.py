@@ -59,6 +59,7 @@ class NoDrafts:
 
     name = "none"
     model = ""
+    window = 0
 
     def page_bytes(self, page_size: int) -> int:
         return 0
@@ -81,6 +82,7 @@ class Ngrams:
 
     name = "ngram"
     model = ""
+    window = 0
 
     def page_bytes(self, page_size: int) -> int:
         return 0

@@ -127,6 +127,11 @@ class CompositeChoice:
     def model(self) -> str:
         return self.network.model
 
+    @property
+    def window(self) -> int:
+        """The network's; copies are looked up in the text itself."""
+        return self.network.window
+
     def page_bytes(self, page_size: int) -> int:
         """The network's; copies need none."""
         return self.network.page_bytes(page_size)

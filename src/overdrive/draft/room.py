@@ -33,6 +33,7 @@ class Choice(Protocol):
     """A drafter that is chosen and loaded but has no state yet, so that memory can be shared out first.
 
     name: as `DraftOptions.draft` would say it. model: where its weights came from, empty without weights.
+    window: newest tokens of a row that it reads before it drafts again, of those it missed; 0 where it reads none.
     """
 
     @property
@@ -40,6 +41,9 @@ class Choice(Protocol):
 
     @property
     def model(self) -> str: ...
+
+    @property
+    def window(self) -> int: ...
 
     def page_bytes(self, page_size: int) -> int:
         """Memory beside every page of the target's KV."""

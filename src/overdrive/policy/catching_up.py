@@ -7,16 +7,12 @@ what it has got since.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 import numpy as np
 
+from overdrive.policy import columns
 from overdrive.policy.cost import CostTable
 from overdrive.types import Row, Step
-
-MOST_LAG = 256
-"""Most tokens of a row that catching up is taken to read: the default of `--draft-window`. A head with another window,
-and a small model, which has none, read more or less; what they take is learnt (`CatchUp`)."""
 
 STEPS_A_LOOK = 8
 """Settled steps after which the rows are looked at again, where anybody asks."""
@@ -28,7 +24,9 @@ class Missed:
     While all rows draft there is nothing to count: the newest such step is kept, and read when somebody asks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int) -> None:
+        """window: most tokens of a row that the drafter reads afterwards; what it missed before them is left out."""
+        self._window = window
         self._read = np.zeros(0, np.int64)  # by slot, tokens that the drafter has
         self._drafted: Step | None = None  # not yet in _read
         self._admitted: dict[int, int] = {}  # tokens by slot, since that step
@@ -66,17 +64,17 @@ class Missed:
     def _lags(self, rows: Sequence[Row]) -> np.ndarray:
         """[rows], tokens; none or less where the drafter lacks nothing."""
         self._settle()
-        slots = of_rows(rows, _SLOT)
+        slots = columns.slots(rows)
         self._make_room(slots)
-        return np.minimum(of_rows(rows, _UPPER_LEN) - of_rows(rows, _DRAFTS) - self._read[slots], MOST_LAG)
+        return np.minimum(columns.upper_lens(rows) - columns.drafts(rows) - self._read[slots], self._window)
 
     def _settle(self) -> None:
         """Take in the newest step in which rows drafted."""
         if self._drafted is not None:
             rows = [row for row in self._drafted.rows if row.drafts]
-            slots = of_rows(rows, _SLOT)
+            slots = columns.slots(rows)
             self._make_room(slots)
-            self._read[slots] = of_rows(rows, _UPPER_LEN)
+            self._read[slots] = columns.upper_lens(rows)
             self._drafted = None
         self._enter_admitted()
 
@@ -96,10 +94,11 @@ class Missed:
 class CatchUp:
     """What it costs a drafter to catch up, learnt from settled steps."""
 
-    def __init__(self, costs: CostTable) -> None:
+    def __init__(self, costs: CostTable, window: int) -> None:
+        """window: as in `Missed`."""
         self._costs = costs
         self._slowness = 1.0  # measured / guessed seconds
-        self._missed = Missed()
+        self._missed = Missed(window)
 
     def seconds(self, rows: int) -> float:
         """Expected where so many rows draft in the next step, those that lack least."""
@@ -119,12 +118,4 @@ class CatchUp:
 
     def follow(self, step: Step) -> None:
         """A step has settled of which nothing is to be learnt."""
-        self._missed.follow(step, any(map(_DRAFTS, step.rows)), step.plan.most_rows < 0)
-
-
-_SLOT, _DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("slot", "drafts", "upper_len"))
-
-
-def of_rows(rows: Sequence[Row], field: attrgetter) -> np.ndarray:
-    """[rows] int64, a field of every row."""
-    return np.fromiter(map(field, rows), np.int64, len(rows))
+        self._missed.follow(step, columns.any_drafts(step.rows), step.plan.most_rows < 0)

@@ -16,7 +16,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from overdrive.policy.catching_up import CatchUp, of_rows
+from overdrive.policy import columns
+from overdrive.policy.catching_up import CatchUp
 from overdrive.policy.controller import Beliefs, Controller, LoadView
 from overdrive.policy.cost import CostTable
 from overdrive.policy.estimator import AcceptanceEstimator
@@ -74,8 +75,11 @@ class Gearbox(Controller):
     switches, probes: changes of K, and single steps that tried a larger one, since the start.
     """
 
-    def __init__(self, costs: CostTable, estimator: AcceptanceEstimator, plans: Sequence[int]) -> None:
-        """plans: the Ks beside 0 to choose from. Raises ValueError for one the estimator does not know."""
+    def __init__(
+        self, costs: CostTable, estimator: AcceptanceEstimator, plans: Sequence[int], window: int = 256
+    ) -> None:
+        """plans: the Ks beside 0 to choose from. window: newest tokens of a row that the drafter reads where it has
+        missed some; 0 where it has nothing to read. Raises ValueError for a plan that the estimator does not know."""
         self.costs = costs
         self.estimator = estimator
         self.switches = 0
@@ -90,7 +94,7 @@ class Gearbox(Controller):
         self._owed = 0.0  # of the loan
         self._lessons = Lessons(estimator)
         self._pace = _Pace()
-        self._catch_up = CatchUp(costs)
+        self._catch_up = CatchUp(costs, window)
         self._timing = Timing(costs)
         self._weighed = _Weighed([], LoadView(0, 0, 0), 0.0, [], 0.0)
         self._plan: Plan | None = None  # of the current K, as long as what was weighed holds
@@ -119,7 +123,7 @@ class Gearbox(Controller):
         self._lessons.observe(step, outcome)
         if step.plan.why.rule == "probe":
             self._judge(step, outcome)
-        rows, drafts = len(step.rows), step.plan.drafts if any(map(_DRAFTS, step.rows)) else 0
+        rows, drafts = len(step.rows), step.plan.drafts if columns.any_drafts(step.rows) else 0
         plain = rows > 0 and step.rows[-1].known == 1  # prompts come last
         if plain and not step.masked and any(outcome.seconds):  # masks are counted for themselves
             self.costs.correct_between(outcome.between)
@@ -143,7 +147,7 @@ class Gearbox(Controller):
         rows = [at for at, row in enumerate(step.rows) if row.drafts]
         expected = len(rows) * float(self.estimator.predicted[: step.plan.drafts].sum())
         self._lessons.learn()
-        slots, sources = of_rows([step.rows[at] for at in rows], _SLOT), outcome.sources[rows]
+        slots, sources = columns.slots([step.rows[at] for at in rows]), outcome.sources[rows]
         doubtful = self.estimator.luck(slots, sources) > LUCK or self.estimator.young(slots, sources)
         self._lucky = doubtful and float((outcome.counts[rows] - 1).sum()) > expected
 
@@ -336,5 +340,4 @@ class _Pace:
         self._worth = self._worth * keep + worth / rows
 
 
-_SLOT, _DRAFTS = (attrgetter(name) for name in ("slot", "drafts"))
 _VALUE = attrgetter("value")

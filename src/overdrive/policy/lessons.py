@@ -6,11 +6,10 @@ Knows settled steps and the estimator; never costs or plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 import numpy as np
 
-from overdrive.policy.catching_up import of_rows
+from overdrive.policy import columns
 from overdrive.policy.controller import LoadView
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.types import Outcome, Row, Step
@@ -64,7 +63,7 @@ class Lessons:
         rows, counts, sources = _learnt(self._waiting)
         steps = len(self._waiting)
         self._waiting.clear()
-        slots, asked = of_rows(rows, _SLOT), of_rows(rows, _DRAFTS)
+        slots, asked = columns.slots(rows), columns.drafts(rows)
         emitting = counts > 0
         if not emitting.all():
             slots, asked, sources, counts = slots[emitting], asked[emitting], sources[emitting], counts[emitting]
@@ -91,6 +90,3 @@ def _learnt(steps: Sequence[tuple[Step, Outcome]]) -> tuple[list[Row], np.ndarra
             found.append((outcome.counts[turn], outcome.sources[turn]))
     counts, sources = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return rows, counts, sources
-
-
-_SLOT, _DRAFTS = (attrgetter(name) for name in ("slot", "drafts"))

@@ -5,9 +5,9 @@ Knows settled steps and the cost table; never who asks it.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from statistics import median
 
+from overdrive.policy import columns
 from overdrive.policy.cost import CostTable
 from overdrive.types import Outcome, Step
 
@@ -47,14 +47,11 @@ class Timing:
         """Correct by the steps since the last time."""
         (rows, drafts), step = self._kind, self._last
         if step is not None and len(self._steps) >= LEAST_STEPS:
-            asked = sum(map(_DRAFTS, step.rows)) if drafts else 0
+            asked = int(columns.drafts(step.rows).sum()) if drafts else 0
             fed = self._costs.fed(rows, drafts, asked, 0)
-            context = sum(map(_UPPER_LEN, step.rows)) - asked
+            context = int(columns.upper_lens(step.rows).sum()) - asked
             self._costs.correct(fed, context, median(self._steps), len(self._steps))
         if len(self._drafts) >= LEAST_STEPS:
             self._costs.correct_draft(drafts, rows, median(self._drafts), len(self._drafts))
         self._steps.clear()
         self._drafts.clear()
-
-
-_DRAFTS, _UPPER_LEN = (attrgetter(name) for name in ("drafts", "upper_len"))
