@@ -43,7 +43,7 @@ Examples:
 TRAIN_EXAMPLES = """
 Examples:
   overdrive train eagle3 smollm2 --prompts prompts.jsonl --out head
-  overdrive train eagle3 smollm2 --prompts prompts.jsonl --out head --device cuda --minutes 12
+  overdrive train eagle3 smollm2 --prompts prompts.jsonl --out head --minutes 12
   overdrive serve smollm2 --draft eagle3 --draft-model head
 
 An interrupted run continues with the same command.

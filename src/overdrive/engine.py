@@ -32,6 +32,7 @@ from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.meter import Meter, draft_stats
 from overdrive.model.config import ModelConfig
+from overdrive.model.forms import precision_meant
 from overdrive.model.weights import Loaded, load
 from overdrive.policy.acceptance import DraftCounts
 from overdrive.policy.controller import Controller
@@ -304,7 +305,7 @@ def _describe(
         speculation=gears.speculation,
         plans=plans,
         costs=gears.costs,
-        precision=options.model.precision,
+        precision=precision_meant(options.model.precision, device.torch_device, loaded.source.suffix == ".gguf"),
         threads=device.threads,
         overlap=device.lookahead > 0,
         device=str(device.torch_device) if ranks == 1 else f"{ranks} x {device.torch_device.type}",

@@ -14,7 +14,7 @@ from overdrive.config import ModelOptions, Precision
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
 from overdrive.device.cpu.team import Team
 from overdrive.errors import OverdriveError
-from overdrive.model.forms import JoinedLinear, cpu_form, pack_auto, packed_factory, torch_form
+from overdrive.model.forms import JoinedLinear, cpu_form, pack_auto, packed_factory, precision_meant, torch_form
 from overdrive.model.gguf import GGUFBlocks
 from overdrive.model.transformer import Transformer
 from overdrive.model.weights import load
@@ -82,3 +82,17 @@ def test_precisions_that_cannot_be_had_say_so(tmp_path: Path):
     with pytest.raises(OverdriveError, match="'int4' needs layer widths divisible by 32; this model has 40"):
         built(tmp_path, "int4", Team(1))
     assert cpu_form("float64", Team(1)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "blocks", "meant"),
+    [
+        ("auto", "cpu", True, "gguf blocks"),
+        ("auto", "cpu", False, "int8"),
+        ("auto", "cuda", True, "bfloat16"),
+        ("int4", "cpu", True, "int4"),
+        ("fp8", "cuda", False, "fp8"),
+    ],
+)
+def test_auto_is_said_as_what_it_means(precision: Precision, device: str, blocks: bool, meant: str) -> None:
+    assert precision_meant(precision, torch.device(device), blocks) == meant

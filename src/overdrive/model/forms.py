@@ -64,6 +64,15 @@ def form_for(precision: Precision, device: torch.device, team: Team | None, dete
     return cpu_form(precision, team) if team else torch_form(precision, device)
 
 
+def precision_meant(precision: Precision, device: torch.device, blocks: bool) -> str:
+    """What the weights are served in, for people. blocks: whether the model comes in 4- to 8-bit blocks of a .gguf."""
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        return "bfloat16"
+    return "gguf blocks" if blocks else "int8"
+
+
 def torch_form(precision: Precision, device: torch.device) -> Form:
     """Plain torch on any device: the reference. Raises OverdriveError for a precision that needs kernels."""
     _refuse_cuda_only(precision)

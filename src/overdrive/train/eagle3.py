@@ -29,7 +29,7 @@ from overdrive.train.batches import MULTIPLE, make_lesson, trainable
 from overdrive.train.dataset import SPLITS, Dataset, is_finished
 from overdrive.train.evaluate import Tally, evaluate, overall
 from overdrive.train.head import Head, head_config
-from overdrive.train.options import AnswerOptions, HeadOptions, TrainOptions
+from overdrive.train.options import AnswerOptions, HeadOptions, TrainingDevice, TrainOptions
 from overdrive.train.report import Display, History, Pace, in_words, summary, table
 from overdrive.train.start import new_head
 from overdrive.train.target import Teacher
@@ -64,9 +64,8 @@ def train_eagle3(
         if prompts is not None:
             from overdrive.train.answers import make_answers  # chat templates and tokenizers are not wanted elsewhere
 
-            make_answers(
-                model, prompts, data[0], options=answer_options, device=options.device, model_options=model_options
-            )
+            device: TrainingDevice = "cuda" if options.device == "cuda" else "cpu"
+            make_answers(model, prompts, data[0], options=answer_options, device=device, model_options=model_options)
     train_head(model, data, out, head_options=head_options, options=options, model_options=model_options)
 
 

@@ -36,8 +36,8 @@ class HeadOptions:
 class TrainOptions:
     """How long, how fast, on what."""
 
-    device: TrainingDevice = "cpu"
-    """Where the arithmetic runs."""
+    device: Literal["auto"] | TrainingDevice = "auto"
+    """Where the arithmetic runs. auto: on the GPU that torch finds, else the CPU."""
     epochs: float = 0.0
     """Passes over the answers, after which the rate's cosine ends; 0 for 10 passes, or as many as --minutes allows."""
     minutes: float = 0.0
@@ -106,8 +106,15 @@ def resolve(options: TrainOptions) -> TrainOptions:
     _refuse(options, "warmup", not 0 < options.warmup < 1, "must be between 0 and 1")
     for name in ("batch_tokens", "most_tokens"):
         _refuse(options, name, getattr(options, name) < 0, "must be at least 0")
-    default = 16384 if options.device == "cuda" else 2048
-    return replace(options, batch_tokens=options.batch_tokens or default)
+    device = _find_device() if options.device == "auto" else options.device
+    default = 16384 if device == "cuda" else 2048
+    return replace(options, device=device, batch_tokens=options.batch_tokens or default)
+
+
+def _find_device() -> TrainingDevice:
+    import torch  # takes seconds, which a wrong option need not wait for
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _refuse(options: TrainOptions, name: str, wrong: bool, rule: str) -> None:
