@@ -11,6 +11,13 @@ class OutOfDeviceMemory(RuntimeError):
     """A launch found too little memory on the device. What it was to do is undone; less at once may fit."""
 
 
+class HostFault(Exception):
+    """The host's own bookkeeping broke off: how far requests are is not known any more, and no text may go on from it.
+
+    Unlike a device's fault, which costs the steps under way, it ends the engine.
+    """
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in one line: drivers add advice in further ones. Its type where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
-from overdrive.errors import OutOfDeviceMemory, first_line
+from overdrive.errors import HostFault, OutOfDeviceMemory, first_line
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
 from overdrive.grammar.walker import Walker
 from overdrive.policy.controller import Controller
@@ -119,6 +120,15 @@ class _Pending(Generic[F]):
     launched: float
 
 
+@contextmanager
+def _host_work(what: str) -> Iterator[None]:
+    """Errors within it are the host's, whatever their type: HostFault, where a device's would be RuntimeError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        raise HostFault(f"{what} failed: {first_line(error)}") from error
+
+
 class Loop(Generic[F]):
     """Advances every request by steps.
 
@@ -213,7 +223,8 @@ class Loop(Generic[F]):
             if flown[row].request.finish is None
         ]
         sheet, begun = self._runner.sheet(flight), time.perf_counter()
-        self._walker.fill(chains, sheet, drafting=flight.step.plan.drafts > 0)
+        with _host_work("writing masks"):
+            self._walker.fill(chains, sheet, drafting=flight.step.plan.drafts > 0)
         ended = time.perf_counter()
         self._controller.observe_masks(sum(1 + len(drafts) for _, _, drafts in chains), ended - begun)
         self.times.masked += ended - started
@@ -229,7 +240,8 @@ class Loop(Generic[F]):
             outcome = replace(outcome, between=self._between(outcome, arrived))
             self._pending.popleft()
             self._faults_in_a_row = 0
-            deltas += self._committer.settle(step, outcome)
+            with _host_work("settling a step"):
+                deltas += self._committer.settle(step, outcome)
             self._controller.observe(step, outcome)
             self._arrived = arrived if self._scheduler.running else 0.0
             settled = time.perf_counter()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from overdrive.errors import HostFault
 from overdrive.loop import MOST_FAULTS_IN_A_ROW
 from overdrive.request import Request
 from overdrive.types import FinishReason
@@ -45,6 +46,25 @@ def test_a_launch_that_fails_once_costs_nobody_anything_in_company() -> None:
         lost = [request for request in requests if b.finishes[request.id][0].reason is FinishReason.ERROR]
         assert b.loop.faults == 1 and len(lost) <= 1, "one, where it ran alone"
         check(b, requests, lost)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), MemoryError()])
+def test_what_breaks_on_the_host_is_no_fault_of_the_device(monkeypatch, error: Exception) -> None:
+    """Tokens that were half taken in are in no answer and would not be drawn again: the engine must end."""
+    b = bench(random.Random(0))
+    submit(b, random.Random(0), 3)
+    settle, steps = b.committer.settle, iter(range(9))
+
+    def breaks(step, outcome):
+        deltas = settle(step, outcome)
+        if next(steps) == 5:
+            raise error
+        return deltas
+
+    monkeypatch.setattr(b.committer, "settle", breaks)
+    with pytest.raises(HostFault, match="settling a step failed: "):
+        b.run()
+    assert (b.loop.faults, b.loop.failure) == (0, "")
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
