@@ -5,6 +5,7 @@ more slowly.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -48,13 +49,12 @@ def test_a_steady_load_is_served_as_by_the_best_fixed_k(machine: str, load: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("machine", "load", "acceptance", "steps"), MANY)
-def test_every_steady_load_is_served_nearly_as_by_the_best_fixed_k(
+def test_every_steady_load_is_served_as_by_the_best_fixed_k(
     machine: str, load: str, acceptance: str, steps: int
 ) -> None:
-    """Weaker by a hair: near a switching point single runs differ by what prompts they happen to meet."""
     figures = auto(machine, load, acceptance, steps)
-    assert figures.of_best >= 0.965
-    assert figures.of_off >= 0.97
+    assert figures.of_best >= 0.97
+    assert figures.of_off >= 0.98
     assert figures.starts <= MOST_STARTS
 
 
@@ -88,6 +88,16 @@ def test_it_recovers_within_two_hundred_steps_after_a_flip(machine: str, load: s
     """Also where K = 0 is right for long, and a probe of all rows would have them all catch up."""
     where = world(machine, load, "flip", steps=700 if machine == "moe" else 1000)
     assert max(run_of(where, "auto").recoveries(where.acceptance.flips)) <= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", [2, 4, 8, 16, 64, 160])
+@pytest.mark.parametrize("machine", ["dense-8b", "cpu-smollm2", "moe"])
+def test_it_recovers_within_two_hundred_steps_on_every_machine(machine: str, clients: int) -> None:
+    """Of three runs at least two: on two cores single probes tell, which may all have bad luck."""
+    where = world(machine, f"steady:{clients}", "flip", steps=1500)
+    runs = [run_of(replace(where, seed=seed), "auto").recoveries(where.acceptance.flips) for seed in range(3)]
+    assert sorted(map(max, runs))[1] <= 200
 
 
 def test_whoever_never_changes_k_never_recovers() -> None:
