@@ -168,8 +168,8 @@ class Constrained:
             self._restart()
         try:
             self._matcher.accept(token)
-        except GrammarLimit:
-            self._give_up_matcher()
+        except GrammarLimit as limit:
+            self._give_up_matcher(limit)
             self._restart()
             self._matcher.accept(token)
 
@@ -249,15 +249,15 @@ class Constrained:
                 if self._lost:
                     self._restart()
                 return self._fill(line, forced, self._runs)
-            except GrammarLimit:
-                self._give_up_matcher()
+            except GrammarLimit as limit:
+                self._give_up_matcher(limit)
 
-    def _give_up_matcher(self) -> None:
-        """While GrammarLimit is handled, which is raised again where the answer comes no further."""
+    def _give_up_matcher(self, limit: GrammarLimit) -> None:
+        """The matcher ran into this limit. Raises it again where the answer comes no further with any."""
         self._lost = True
         self._tries += 1
         if self._tries == TRIES:
-            raise
+            raise limit
 
     def _recover(self, fault: GrammarFault, filled: int) -> None:
         """A matcher was lost on drafts, which may be wrong, and is replaced; without any mask it is lost for good."""
