@@ -184,6 +184,7 @@ class Engine:
             faults=self._loop.faults,
             fault=self._loop.fault,
             speculation=self._lever.setting,
+            shifts=self._lever.shifts,
         )
 
 

@@ -133,6 +133,7 @@ class EngineClient:
         self._replies: dict[str, Reply] = {}
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._told = asyncio.Event()  # set when `stats` is replaced, and then replaced itself
+        self._shifts = 0  # sent
         self.stats = Stats()
         self.heard = 0
         self.failure = ""
@@ -188,9 +189,15 @@ class EngineClient:
         if self._replies.pop(request_id, None) is not None:
             self._send(Abort(request_id))
 
-    def shift(self, speculation: str) -> None:
-        """Tells the engine who decides how much is drafted; its `Stats` say when it is so."""
+    async def shift(self, speculation: str) -> str:
+        """Tells the engine who decides how much is drafted; returns who does when it has heard that, or is gone: others
+        may have told it something else since."""
+        self._shifts += 1
+        number = self._shifts
         self._send(Shift(speculation))
+        while self.stats.shifts < number and not self.failure:
+            await self.next_stats()
+        return self.stats.speculation
 
     def drain(self) -> None:
         """Asks the engine to finish what it has and to end."""

@@ -229,7 +229,8 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     submitted: requests taken into the queue; finished: of those, by their finish; the others wait or run.
     faults: times that launched steps were lost, to an error of the device's or to too little memory. fault: why, the
     last time, in one line.
-    speculation: who decides how much is drafted now, as in `policy.lever`.
+    speculation: who decides how much is drafted now, as in `policy.lever`. shifts: `Shift`s taken until now, with those
+    that were refused.
     """
 
     clock: float = 0.0
@@ -258,6 +259,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     faults: int = 0
     fault: str = ""
     speculation: str = ""
+    shifts: int = 0
 
 
 ToEngine = Submit | Abort | Shift | Drain | Stop

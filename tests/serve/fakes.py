@@ -134,6 +134,7 @@ class FakeEngine:
         self.submits: list[Submit] = []
         self.aborts: list[str] = []
         self.shifts: list[str] = []
+        self.shifted = 0  # since the start
         self._news: list[Stats] = []
         self.closed = threading.Event()
         self._round_seconds = round_seconds
@@ -170,7 +171,8 @@ class FakeEngine:
 
     def shift(self, speculation: str) -> None:
         self.shifts.append(speculation)
-        self._news.append(replace(STATS, speculation=speculation))
+        self.shifted += 1
+        self._news = [replace(STATS, speculation=speculation, shifts=self.shifted)]
 
     def _take(self, message: ToEngine) -> None:
         match message:

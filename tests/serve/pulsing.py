@@ -48,7 +48,8 @@ class PulsingEngine(FakeEngine):
         self._next = time.monotonic() + TOLD_SECONDS
         self._beats += 1
         self._steps += 20 * self.busy
-        return [msgspec.structs.replace(self.stats(self._beats, self._steps), speculation=self.speculation)]
+        news = {"speculation": self.speculation, "shifts": self.shifted}
+        return [msgspec.structs.replace(self.stats(self._beats, self._steps), **news)]
 
     def shift(self, speculation: str) -> None:
         super().shift(speculation)

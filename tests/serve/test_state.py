@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 from msgspec.structs import replace
 
-from .fakes import INFO, TEXT
+from .fakes import INFO, TEXT, FakeEngine
 
 ASK = {"model": "tiny", "prompt": "abc"}
 
@@ -131,3 +132,42 @@ def test_speculation_is_set_by_whom_the_command_line_allows_it(make_server, http
         assert own.post("/speculation", json={"speculation": "off"}).status_code == 405
     assert server.engine.shifts == ["off", "fixed:3", "fixed"]
     assert http.get("/speculation").status_code == 200
+
+
+class SlowToTell(FakeEngine):
+    """Tells nothing before so many changes have come, and then where they led."""
+
+    MANY = 6
+
+    def shift(self, speculation: str) -> None:
+        super().shift(speculation)
+        if self.shifted < self.MANY:
+            self._news.clear()
+
+
+def test_changes_that_overtake_each_other_are_all_answered_with_what_holds_in_the_end(make_server):
+    server = make_server(engine=SlowToTell(), speculation_control=True)
+    asked = [f"fixed:{number % 4}" for number in range(SlowToTell.MANY)]
+
+    def change(setting: str) -> tuple[int, dict]:
+        answer = httpx.put(f"{server.url}/speculation", json={"speculation": setting}, timeout=20)
+        return answer.status_code, answer.json()
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(change, asked))
+    assert sorted(server.engine.shifts) == sorted(asked)
+    assert answers == [(200, {"speculation": server.engine.shifts[-1]})] * len(asked)
+
+
+class GoneWhenAsked(FakeEngine):
+    """Has ended when it is to change."""
+
+    def shift(self, speculation: str) -> None:
+        self.server.loop.call_soon_threadsafe(self.server.client.fail, "the engine process ended")
+
+
+def test_a_change_that_an_engine_does_not_live_to_see_is_refused(make_server):
+    engine = GoneWhenAsked()
+    engine.server = server = make_server(engine=engine, speculation_control=True)
+    answer = httpx.put(f"{server.url}/speculation", json={"speculation": "off"}, timeout=20)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the engine process ended")

@@ -13,7 +13,8 @@ from overdrive.types import Outcome, Plan, Step
 class Lever(Controller):
     """Stands before the engine's own controller, and puts a fixed number of drafts in its place when told to.
 
-    setting: who decides now, in the words of `--speculation`.
+    setting: who decides now, in the words of `--speculation`. shifts: how often that was to be changed, by whom who was
+    refused too.
 
     While it does not decide, the engine's own controller learns nothing but which request has which slot: arms that are
     measured by turns must not know what the others found out.
@@ -22,6 +23,7 @@ class Lever(Controller):
     def __init__(self, own: Controller, setting: str, most: int) -> None:
         """own: the engine's controller, and its `setting`. most: drafts per row that the device has room for."""
         self.setting = setting
+        self.shifts = 0
         self._own, self._own_setting = own, setting
         self._most = most
         self._deciding = own
@@ -32,6 +34,7 @@ class Lever(Controller):
 
     def shift(self, setting: str) -> None:
         """From the next step on, this decides. Raises BadRequest, see `fixed_by`."""
+        self.shifts += 1
         k = fixed_by(setting, self._own_setting, self._most)
         self._deciding = self._own if k is None else FixedDrafts(k)
         self.setting = setting

@@ -85,17 +85,18 @@ class Service:
         return TimeLimit(asked, "which is the request's timeout_seconds")
 
     async def shift(self, speculation: str) -> str:
-        """Changes who decides how much is drafted; returns it when it is so. Raises BadRequest, see `policy.lever`, and
-        ServerFault (504) where the engine does not say that it is."""
+        """Changes who decides how much is drafted; returns who does then, which is somebody else where another change
+        came right behind. Raises BadRequest, see `policy.lever`, and ServerFault where the engine is gone (503) or does
+        not answer (504)."""
         fixed_by(speculation, self.info.speculation, self.info.drafts)
-        self.client.shift(speculation)
         try:
             async with asyncio.timeout(SHIFT_SECONDS):
-                while (await self.client.next_stats()).speculation != speculation:
-                    pass
+                decides = await self.client.shift(speculation)
         except TimeoutError:
             raise ServerFault("the engine does not answer", status=504) from None
-        return speculation
+        if self.client.failure:
+            raise ServerFault(self.client.failure, status=503)
+        return decides
 
     def submit(
         self, answer_ids: list[str], prompts: list[list[int]], params: list[SamplingParams], seconds: float
