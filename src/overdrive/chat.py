@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,12 +44,17 @@ class RemoteSpeaker:
     def __init__(self, url: str, model: str, api_key: str, settings: Settings) -> None:
         import httpx
 
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise OverdriveError("--api-key has characters that a key of a server cannot have")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         base = url.rstrip("/").removesuffix("/v1")
         if "://" not in base:
             base = f"http://{base}"
         self._errors: type[Exception] = httpx.HTTPError
-        self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
+        try:
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=None))
+        except httpx.InvalidURL as error:
+            raise OverdriveError(f"{base} is no URL: {error}") from error
         self._settings = settings
         self._url = base
         self._model = model or self._first_model()
@@ -114,9 +121,12 @@ def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> 
 
     Returns whether none was refused.
     """
+    for stream in (sys.stdin, out):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what is no text ends no conversation
     opening: Messages = [{"role": "system", "content": settings.system}] if settings.system else []
     messages, fine = list(opening), True
-    if sys.stdin.isatty():
+    if of_a_person():
         print("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer.", file=sys.stderr)
     while (line := _ask()) is not None and line != "/exit":
         if line == "/reset":
@@ -132,9 +142,17 @@ def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> 
     return fine
 
 
+def of_a_person() -> bool:
+    """Whether lines are typed, not sent by a program."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _ask() -> str | None:
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        if of_a_person():
+            return input("> ").strip()
+        line = sys.stdin.readline() if sys.stdin is not None else ""  # None was closed before the start
+        return line.strip() if line else None
     except (EOFError, KeyboardInterrupt):
         return None
 
@@ -147,12 +165,21 @@ def _speak(speaker: Speaker, messages: Messages, out: TextIO) -> str | None:
         pieces = speaker.reply(messages)
         for piece in pieces:
             said.append(piece)
-            out.write(piece)
-            out.flush()
+            _write(piece, out)
     except OverdriveError as error:
         print(f"overdrive: {error}", file=sys.stderr)
         return None
     except KeyboardInterrupt:
         getattr(pieces, "close", lambda: None)()
-    out.write("\n")
+    _write("\n", out)
     return "".join(said)
+
+
+def _write(text: str, out: TextIO) -> None:
+    """Ends the program where nobody reads on, as behind `| head`, and where there is no room."""
+    try:
+        out.write(text)
+        out.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # or what is left would fail once more at the end
+        sys.exit(141 if isinstance(error, BrokenPipeError) else f"overdrive: the answer cannot be written: {error}")

@@ -140,7 +140,7 @@ def chat(
     """
     if not (url or model):
         raise OverdriveError("chat needs --url of a server or --model to load; try: overdrive chat --model smollm2")
-    from overdrive.chat import LocalSpeaker, RemoteSpeaker, Settings, converse
+    from overdrive.chat import LocalSpeaker, RemoteSpeaker, Settings, converse, of_a_person
 
     settings = Settings(system=system, temperature=temperature, max_tokens=max_tokens)
     if url:
@@ -151,7 +151,7 @@ def chat(
         engine = EngineOptions(model=weights, draft=draft, device=device)
         check_engine(engine)
         fine = converse(LocalSpeaker(model, engine, settings), settings)
-    if not (fine or sys.stdin.isatty()):
+    if not (fine or of_a_person()):
         sys.exit(1)  # whoever sends lines from a program has not read the errors
 
 

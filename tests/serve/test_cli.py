@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -153,8 +154,7 @@ def test_defaults_pass_the_checks():
 
 
 def test_chat_remembers_the_conversation_until_reset(server, monkeypatch):
-    lines = iter(["one", "two", "/reset", "three", "/exit", "never"])
-    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/reset\nthree\n/exit\nnever"))
     settings = Settings(system="be brief", temperature=0.0, max_tokens=100)
     server.engine.script = lambda submit: speak(submit, text="ok")
     out = io.StringIO()
@@ -168,8 +168,7 @@ def test_chat_remembers_the_conversation_until_reset(server, monkeypatch):
 
 
 def test_a_refused_message_is_taken_back(server, monkeypatch, capsys):
-    lines = iter(["x" * 300, "hi", "/exit"])
-    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 300 + "\nhi\n"))
     out = io.StringIO()
     assert not converse(RemoteSpeaker(f"{server.url}/v1", "tiny", "", Settings()), Settings(), out)
     assert out.getvalue() == TEXT + "\n"
@@ -180,6 +179,33 @@ def test_a_refused_message_is_taken_back(server, monkeypatch, capsys):
 def test_lines_from_a_program_that_are_refused_are_in_the_exit_code(server, lines, code):
     done = overdrive("chat", "--url", server.url, stdin=lines)
     assert (done.returncode, done.stdout) == (code, TEXT + "\n")
+
+
+def test_lines_that_are_no_text_are_answered_all_the_same(server):
+    command = [sys.executable, "-m", "overdrive.cli", "chat", "--url", server.url]
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape", "ascii"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, input=b"\xff \xc3\xa4\n", capture_output=True, timeout=300, env=environment)
+        assert (done.returncode, done.stderr) == (0, b""), encoding
+    assert "\N{REPLACEMENT CHARACTER}" in bytes(server.engine.submits[-1].prompt).decode()
+
+
+def test_a_chat_whose_answers_nobody_reads_ends_without_a_word(server):
+    command = [sys.executable, "-m", "overdrive.cli", "chat", "--url", server.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        process.stdin.write(b"hi\n")
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait(PATIENCE)) == (b"", 141)
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "word"),
+    [("http://[::1", "", "is no URL"), ("h", "a\nb", "--api-key"), ("h", "\N{CYRILLIC SMALL LETTER A}", "--api-key")],
+)
+def test_what_no_request_can_hold_is_named(url, key, word):
+    with pytest.raises(OverdriveError, match=word):
+        RemoteSpeaker(url, "", key, Settings())
 
 
 def test_a_chat_with_a_server_that_wants_a_key_is_told_how_to_give_it(make_server):
