@@ -14,6 +14,7 @@ from overdrive.errors import OverdriveError
 from overdrive.json_text import parse_json
 
 Messages = list[dict[str, str]]
+COMMANDS = "/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +128,12 @@ def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> 
     opening: Messages = [{"role": "system", "content": settings.system}] if settings.system else []
     messages, fine = list(opening), True
     if of_a_person():
-        print("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer.", file=sys.stderr)
-    while (line := _ask()) is not None and line != "/exit":
+        print(COMMANDS, file=sys.stderr)
+    while (line := _ask()) is not None and line not in ("/exit", "/quit"):
         if line == "/reset":
             messages = list(opening)
+        elif line in ("/help", "/?"):
+            print(COMMANDS, file=sys.stderr)
         elif line:
             messages.append({"role": "user", "content": line})
             answer = _speak(speaker, messages, out)

@@ -154,7 +154,7 @@ def test_defaults_pass_the_checks():
 
 
 def test_chat_remembers_the_conversation_until_reset(server, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/reset\nthree\n/exit\nnever"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/help\n/reset\nthree\n/exit\nnever"))
     settings = Settings(system="be brief", temperature=0.0, max_tokens=100)
     server.engine.script = lambda submit: speak(submit, text="ok")
     out = io.StringIO()

@@ -37,6 +37,8 @@ async def put_back(http: httpx.AsyncClient, arms: Sequence[Arm]) -> AsyncIterato
 async def _read(http: httpx.AsyncClient, url: str) -> str:
     try:
         response = await http.get(f"{url}/speculation", timeout=10)
+        if response.status_code == 401:
+            raise OverdriveError(f"{url} wants a key: --api-key")
         return str(response.json()["speculation"]) if response.status_code == 200 else _none(url)
     except httpx.HTTPError as error:
         raise OverdriveError(f"no server answers at {url} ({str(error) or type(error).__name__})") from None

@@ -110,10 +110,13 @@ def choose(options: EngineOptions, loaded: Loaded, device: Device, progress: Pro
     copied, _, wanted = draft.draft.rpartition("+")
     if wanted == "ngram":
         return Ngrams(draft.ngram_min)
-    if wanted == "small":
-        network: Choice | None = _small(options, loaded, device, progress)
-    else:
-        network = _eagle(options, loaded, device, progress)
+    match wanted:
+        case "small":
+            network: Choice | None = _small(options, loaded, device, progress)
+        case "eagle3" | "auto":
+            network = _eagle(options, loaded, device, progress)
+        case _:
+            raise ValueError(f"no drafter is made here for {draft.draft!r}, though the options have its name")
     if network is None:
         return Ngrams(draft.ngram_min)
     return CompositeChoice(draft.ngram_min, network) if copied or wanted == "auto" else network
