@@ -233,12 +233,13 @@ def test_a_server_that_dies_leaves_marked_results(odd, tmp_path):
     assert "Unfinished" in (tmp_path / "r.html").read_text()
 
 
-def test_an_interruption_keeps_whole_blocks(fake, tmp_path):
-    """Ctrl-C with the 30th request: a trial, 4 of warming up, and turns of 4."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_whole_blocks(fake, tmp_path, number):
+    """It comes with the 30th request: a trial, 4 of warming up, and turns of 4."""
 
     def script(submit):
         if len(fake.engine.submits) == 30:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return speak(submit)
 
     fake.engine.script = script

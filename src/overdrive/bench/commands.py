@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -284,7 +287,16 @@ def _run(job: Job) -> None:
 
     path = job.out or Path(f"bench-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
     with Display() as display:
-        why = asyncio.run(measure(job, lambda: Writer(path), display))
+        why = asyncio.run(_heeding_sigterm(measure(job, lambda: Writer(path), display)))
     write_report(path)
     if why:
         raise OverdriveError(f"{why}; what was measured by then is in {path}, marked as unfinished")
+
+
+async def _heeding_sigterm(run: Coroutine[None, None, str]) -> str:
+    """What the run returns. SIGTERM interrupts it as Ctrl-C does: no server is left speculating as the last arm did."""
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # on Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run
