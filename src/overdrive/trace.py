@@ -13,7 +13,9 @@ Format: Chrome's Trace Event Format, complete (X), counter (C) and metadata (M) 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,32 +24,42 @@ from overdrive.errors import OverdriveError
 from overdrive.loop import Turn
 from overdrive.types import LAUNCHES
 
+log = logging.getLogger("overdrive.trace")
+
 HOST, DEVICE = 1, 2
 
 Event = dict[str, Any]
 
 
 class Trace:
-    """A trace file that grows by every settled step."""
+    """A trace file that grows by every settled step, until the disk has no room: that ends the trace and no answer."""
 
     def __init__(self, path: Path) -> None:
         """Raises OverdriveError, one line, where the file cannot be written."""
-        try:
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise OverdriveError(f"--trace: cannot write {path}: {error.strerror or error}") from None
         self._device_free = 0.0
         self._begun = False
-        self._write(_name(thread, name) for thread, name in ((HOST, "host"), (DEVICE, "device")))
+        try:
+            self._file = path.open("w", encoding="utf-8")
+            self._write(_name(thread, name) for thread, name in ((HOST, "host"), (DEVICE, "device")))
+        except OSError as error:
+            raise OverdriveError(f"--trace: cannot write {path}: {error.strerror or error}") from None
 
     def add(self, turn: Turn) -> None:
         """A step has settled."""
-        self._write((*_host(turn), *self._device(turn), _counters(turn)))
+        if self._file.closed:
+            return
+        try:
+            self._write((*_host(turn), *self._device(turn), _counters(turn)))
+        except OSError as error:
+            log.warning("the trace ends with step %d: %s", turn.step.number, error.strerror or error)
+            with suppress(OSError):  # which tries once more to write what is left
+                self._file.close()
 
     def close(self) -> None:
         """Complete the array."""
-        self._file.write("\n]\n")
-        self._file.close()
+        with suppress(OSError, ValueError):  # ValueError where it has ended
+            self._file.write("\n]\n")
+            self._file.close()
 
     def _device(self, turn: Turn) -> Iterator[Event]:
         begin = max(turn.built, self._device_free)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import random
 from itertools import pairwise
@@ -58,3 +60,34 @@ def test_a_trace_that_was_cut_off_lacks_its_bracket_alone(tmp_path: Path) -> Non
 def test_a_file_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(OverdriveError, match="--trace"):
         Trace(tmp_path)
+
+
+class Full(io.StringIO):
+    """A file on a disk that has room for so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._left = steps
+
+    def flush(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_ends_the_trace_and_no_answer(tmp_path: Path, monkeypatch, caplog) -> None:
+    trace, turns = traced(tmp_path / "trace.json")
+    monkeypatch.setattr(trace, "_file", Full(3))
+    for turn in turns:
+        trace.add(turn)
+    trace.close()
+    last = turns[3].step.number
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the trace ends with step {last}: No space left on device"
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is simulated by Linux")
+def test_a_disk_that_is_full_from_the_beginning_is_told_in_one_line() -> None:
+    with pytest.raises(OverdriveError, match="--trace: cannot write"):
+        Trace(Path("/dev/full"))
