@@ -17,6 +17,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from overdrive import __version__
 from overdrive.draft_report import engine_report
@@ -276,6 +277,12 @@ def _not_ready(status: str, fault: BadRequest) -> Response:
     return Response(json.dumps(value), status_code=503, media_type="application/json")
 
 
+def _methods(app: FastAPI, path: str) -> str:
+    """What a path takes, by all of its routes: each of them alone knows its own."""
+    routes = (route for route in app.routes if isinstance(route, Route) and route.path == path)
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+
+
 def _add_errors(app: FastAPI, gate: Gate) -> None:
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, BadRequest)
@@ -286,7 +293,8 @@ def _add_errors(app: FastAPI, gate: Gate) -> None:
         assert isinstance(error, HTTPException)
         headers, fault = error.headers or {}, BadRequest(str(error.detail), "", "not_found", error.status_code)
         if error.status_code == 405:
-            taken = f"{request.method[:MAX_METHOD]} is not what this path takes, which is {headers.get('Allow')}"
+            headers = {**headers, "Allow": _methods(app, request.url.path) or headers.get("Allow", "")}
+            taken = f"{request.method[:MAX_METHOD]} is not what this path takes, which is {headers['Allow']}"
             fault = BadRequest(taken, "", "method_not_allowed", 405)
         record_of(request).fault = fault.code
         response = error_response(fault)
