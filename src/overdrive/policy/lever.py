@@ -13,8 +13,7 @@ from overdrive.types import Outcome, Plan, Step
 class Lever(Controller):
     """Stands before the engine's own controller, and puts a fixed number of drafts in its place when told to.
 
-    setting: who decides now, in the words of `--speculation`. shifts: how often that was to be changed, by whom who was
-    refused too.
+    setting: who decides now, in the words of `--speculation`. shifts: calls of `shift`, refused ones among them.
 
     While it does not decide, the engine's own controller learns nothing but which request has which slot: arms that are
     measured by turns must not know what the others found out.
