@@ -12,9 +12,10 @@ cells: steady decode. Arms run in blocks of 10 steps, the order turning, two ste
    its own steps, of which the first are not counted. A speed is the tokens that the plans promise at the imposed
    acceptance, over measured seconds: what chance accepts in a hundred steps scatters by more than the 2 % in question.
    The best fixed arm is picked by the even turns and auto compared with it in the odd ones, and the other way round;
-   the figure is the mean of both. Rows are filled anew where they have grown by half.
+   the figure is the mean of both. Rows are filled anew before they have grown by half, or by 512 tokens.
 ramp: 1 -> 250 -> 1 requests of 256 in, 256 out at .7, in turn by every arm: seconds. The oracle knows the acceptance
-   and takes, at every number of running rows, the K that was fastest in the cells next to it.
+   and takes, at every number of running rows, the K that was fastest in the cells next to it: those of this run, or of
+   the FILE of an earlier one.
 offline: C prompts of 256 random ids, 256 new tokens each, prefill included, at .7: tokens/s of the arms.
 """
 
@@ -45,8 +46,12 @@ from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
 from overdrive.types import Finish, FinishReason, Outcome, Plan, Step, Why
 
-BLOCK, UNCOUNTED, LEARNING = 10, 2, 150
-"""Steps of a block, before it, and of the gear box at the start of a cell."""
+BLOCK, UNCOUNTED = 10, 2
+"""Steps of a block, and before it."""
+LEARNT = 300
+"""Rounds of rows that the gear box sees at the start of a cell: so many steps of one row, and 30 steps at least."""
+SLACK = 128
+"""Tokens that a row may grow by beyond what was meant, by luck."""
 
 FIXED = (0, 1, 2, 3, 5, 7)
 AUTO = "auto"
@@ -73,7 +78,9 @@ class Switch(Controller):
         return plan
 
     def observe(self, step: Step, outcome: Outcome) -> None:
-        if step.plan.why.rule != Held.RULE or step.admissions:  # who is in which slot it must know
+        if step.plan.why.rule == Held.RULE:
+            self.gearbox.follow(step)
+        else:
             self.gearbox.observe(step, outcome)
 
     def forget(self) -> None:
@@ -105,6 +112,10 @@ class Rig:
     bench: Bench
     switch: Switch
     rates: Tensor
+    filled: tuple[int, int] = (0, 0)
+    """Rows, and the positions of each when they were filled."""
+    grown: float = 0.0
+    """Tokens that each row is expected to have grown by since."""
 
     def arm(self, name: str | int) -> None:
         self.switch.other = None if name == AUTO else Held(int(name))
@@ -116,6 +127,7 @@ class Rig:
     def clear(self) -> None:
         self.bench.engine.abort_all(Finish(FinishReason.ABORT))
         self.bench.drain()
+        self.filled = (0, 0)
 
 
 @dataclass
@@ -194,49 +206,56 @@ def promised(chosen: Mapping[int, int], accept: float, rows: int) -> float:
     return rows * sum(count * sum(accept**j for j in range(k + 1)) for k, count in chosen.items())
 
 
+def advance(rig: Rig, steps: int, accept: float) -> None:
+    rig.switch.chosen.clear()
+    for _ in range(steps):  # each turn ends when the step before its own is done: no need to stop the device
+        rig.bench.engine.advance()
+    rig.grown += promised(rig.switch.chosen, accept, 1)
+
+
 def run_block(rig: Rig, arm: str | int, accept: float, rows: int) -> float:
     """Tokens/s of one block."""
     rig.arm(arm)
-    advance = rig.bench.engine.advance
-    for _ in range(UNCOUNTED):
-        advance()
-    rig.switch.chosen.clear()
+    advance(rig, UNCOUNTED, accept)
     begin = time.perf_counter()
-    for _ in range(BLOCK):  # each turn ends when the step before its own is done: no need to stop the device
-        advance()
+    advance(rig, BLOCK, accept)
     return promised(rig.switch.chosen, accept, rows) / (time.perf_counter() - begin)
 
 
-def fill(rig: Rig, rows: int, context: int) -> None:
-    """Rows with so many positions behind them that nothing ends."""
+def growth(context: int) -> int:
+    """Tokens that rows of a cell may grow by before they are filled anew."""
+    return max(512, context // 2)
+
+
+def fill(rig: Rig, rows: int, context: int, expected: float) -> None:
+    """Rows with so many positions behind them, and room for `expected` more tokens each, that nothing ends."""
+    if rig.filled == (rows, context) and rig.grown + expected <= growth(context):
+        return
     rig.clear()
     rig.arm(0)
     rig.bench.submit(rows, context, 8000 - context, random.Random(0))
     rig.bench.prefill(rows)
+    rig.filled, rig.grown = (rows, context), 0.0
 
 
 def measure(rig: Rig, cell: Cell, steps: int) -> None:
     """All arms in turn."""
     arms = [*FIXED, AUTO]
-    turns = -(-steps // BLOCK)
-    promise = sum(promised({k: 1}, cell.accept, 1) for k in (*FIXED, 3))
-    turns_a_fill = max(2, int(max(512, cell.context / 2) / (promise * (BLOCK + UNCOUNTED))))
+    a_turn = sum(promised({k: 1}, cell.accept, 1) for k in (*FIXED, 3)) * (BLOCK + UNCOUNTED)
     rig.accept(cell.accept)
+    rig.switch.forget()
+    learning = max(30, LEARNT // cell.rows)
+    fill(rig, cell.rows, cell.context, promised({3: learning}, cell.accept, 1))
+    rig.arm(AUTO)
+    advance(rig, learning, cell.accept)
     cell.rates = {str(arm): [] for arm in arms}
     plans: Counter[int] = Counter()
-    for turn in range(turns):
-        if not turn:
-            rig.switch.forget()
-        if turn % turns_a_fill == 0:
-            fill(rig, cell.rows, cell.context)
-            if not turn:
-                rig.arm(AUTO)
-                rig.bench.decode(LEARNING)
+    for turn in range(-(-steps // BLOCK)):
+        fill(rig, cell.rows, cell.context, a_turn)
         for place in range(len(arms)):
             arm = arms[(place + turn) % len(arms)]
             cell.rates[str(arm)].append(run_block(rig, arm, cell.accept, cell.rows))
             plans.update(rig.switch.chosen if arm == AUTO else {})
-    rig.clear()
     cell.plans = dict(plans)
     cell.judge()
 
@@ -246,7 +265,7 @@ def run_cells(rig: Rig, args: argparse.Namespace, console: Console, report: dict
     room = rig.bench.engine.info.kv_tokens
     for context in args.contexts:
         for rows in args.rows:
-            most = rows if rows * (context + 1100) <= room else room // (context + 1100)
+            most = min(rows, room // (context + growth(context) + SLACK))
             for accept in args.accept:
                 if time.perf_counter() > args.until:
                     console.print("out of time: the rest is left out")
@@ -272,6 +291,7 @@ def run_ramp(rig: Rig, cells: Sequence[Cell], args: argparse.Namespace, console:
     known = {cell.rows: int(cell.best) for cell in cells if cell.accept == ACCEPTANCE and cell.context == 256}
     rig.accept(ACCEPTANCE)
     arms: dict[str, Controller | None] = {AUTO: None, "oracle": Held(0, known), "K=0": Held(0), "K=3": Held(3)}
+    arms = {name: arms[name] for name in args.ramp_arms}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(args.repeats):
         for name in list(arms)[:: 1 - 2 * (repeat % 2)]:
@@ -325,6 +345,7 @@ def main() -> None:
     parser.add_argument("--accept", type=float, nargs="+", default=[0.5, 0.7, 0.85])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--ramp-arms", nargs="+", default=[AUTO, "oracle", "K=0", "K=3"])
     parser.add_argument("--kv-tokens", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("gpu_auto.json"))
     parser.add_argument("--seconds", type=float, default=math.inf, help="cells that begin later are left out")
@@ -335,7 +356,12 @@ def main() -> None:
     report |= {"model": args.model, "steps": args.steps}
     rig = open_rig(args, console)
     report["costs"] = rig.bench.engine.info.costs
-    cells = run_cells(rig, args, console, report) if "cells" in args.parts else []
+    if "cells" in args.parts:
+        cells = run_cells(rig, args, console, report)
+        rig.clear()
+    else:
+        cells = [Cell(**cell) for cell in json.loads(args.json.read_text())["cells"]] if args.json.exists() else []
+        report["cells"] = [asdict(cell) for cell in cells]
     if cells:
         show_cells(cells, console)
     if "ramp" in args.parts:
