@@ -34,6 +34,7 @@ from rich.progress import track
 from overdrive import LLM
 from overdrive.draft.forced import ForcedRuns
 from overdrive.engine import Engine
+from overdrive.heap import freeze_heap
 from overdrive.llm import Parameters
 from overdrive.loop import LoopTimes
 from overdrive.types import FinishReason, GrammarSpec, SamplingParams
@@ -155,6 +156,7 @@ def streams(args: argparse.Namespace, console: Console) -> None:
         given |= {"speculation": arm, "max_rows": max(args.rows), "kv_tokens": max(args.rows) * 512}
         with LLM(args.model, progress=False, **given) as llm:
             prompts = [_prompt(llm, f"List {topic} as JSON.") for topic in TOPICS]
+            freeze_heap()  # as in the engine's own process: a full collection takes as long as 40 steps
             for rows in args.rows:
                 chosen = [prompts[row % len(prompts)] for row in range(rows)]
                 before = replace(llm._engine._loop.times)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -120,13 +119,21 @@ class _Pending(Generic[F]):
     launched: float
 
 
-@contextmanager
-def _host_work(what: str) -> Iterator[None]:
+class _HostWork:
     """Errors within it are the host's, whatever their type: HostFault, where a device's would be RuntimeError."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        raise HostFault(f"{what} failed: {first_line(error)}") from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError | MemoryError):
+            raise HostFault(f"{self._what} failed: {first_line(error)}") from error
+
+
+_WRITING_MASKS, _SETTLING = _HostWork("writing masks"), _HostWork("settling a step")
 
 
 class Loop(Generic[F]):
@@ -223,7 +230,7 @@ class Loop(Generic[F]):
             if flown[row].request.finish is None
         ]
         sheet, begun = self._runner.sheet(flight), time.perf_counter()
-        with _host_work("writing masks"):
+        with _WRITING_MASKS:
             self._walker.fill(chains, sheet, drafting=flight.step.plan.drafts > 0)
         ended = time.perf_counter()
         self._controller.observe_masks(sum(1 + len(drafts) for _, _, drafts in chains), ended - begun)
@@ -240,7 +247,7 @@ class Loop(Generic[F]):
             outcome = replace(outcome, between=self._between(outcome, arrived))
             self._pending.popleft()
             self._faults_in_a_row = 0
-            with _host_work("settling a step"):
+            with _SETTLING:
                 deltas += self._committer.settle(step, outcome)
             self._controller.observe(step, outcome)
             self._arrived = arrived if self._scheduler.running else 0.0

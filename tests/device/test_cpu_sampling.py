@@ -8,9 +8,9 @@ import torch
 
 from overdrive.device.cpu.sampling import CpuSampler
 from overdrive.device.cpu.team import Team
-from overdrive.device.sampling import Layout, SamplingState, sample
+from overdrive.device.sampling import Layout, Masks, SamplingState, sample
 from overdrive.types import SamplingParams
-from tests.device.sampling_batches import Batch, margins, random_batch
+from tests.device.sampling_batches import Batch, margins, random_batch, random_logits
 from tests.device.test_sampling_rules import RULES
 from tests.device.test_verify import with_seed
 from tests.device.toy_target import VOCAB, naive, speculative
@@ -39,6 +39,22 @@ def test_draws_equal_the_reference_in_float32_but_for_near_ties() -> None:
         drawn, differ = drawn + len(tokens), differ + len(apart)
     print(f"near-ties: {differ} of {drawn}")
     assert differ <= drawn // 200
+
+
+def test_greedy_draws_are_the_best_that_masks_of_any_width_allow() -> None:
+    random = np.random.default_rng(5)
+    rows, vocab = 40, 777
+    state = SamplingState(rows, vocab, torch.float64)
+    for slot in range(rows):
+        state.admit(slot, SamplingParams(max_tokens=9, temperature=0.0), [0], 1)
+    index = torch.arange(rows)
+    layout, drafts = Layout(index, index, index * 0, index), torch.zeros((rows, 0), dtype=torch.int64)
+    for width in (0.0, 0.001, 0.01, 0.3, 0.9, 0.999, 1.0):
+        allowed = random.random((rows, 32 * -(-vocab // 32))) < width
+        bits = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+        masks = Masks(bits, torch.where(index % 5 > 0, index, -1))
+        batch = Batch(random_logits(random, rows, vocab, torch.float64), layout, drafts, state, masks)
+        assert torch.equal(CpuSampler(vocab, torch.float64, Team(2))(*batch), sample(*batch))
 
 
 def one_request(params: SamplingParams, logits: torch.Tensor) -> Batch:

@@ -8,6 +8,7 @@ from overdrive.device.cpu.steps import CpuSteps
 from overdrive.device.sampling import Layout
 from overdrive.device.state import SlotState
 from overdrive.device.steps import TorchSteps
+from overdrive.grammar.sheet import blank_sheet
 
 SLOTS, LENGTH, PAGE = 9, 200, 16
 
@@ -46,6 +47,10 @@ def test_a_step_of_any_shape_is_that_of_torch() -> None:
         batch, layout = CpuSteps().flatten(state, *given)
         expected, expected_layout = TorchSteps().flatten(other, *given)
         assert same(fields(batch, layout), fields(expected, expected_layout))
+
+        sheet = blank_sheet(rows, rows, width + 1, 2, (0, 0))
+        sheet.bits[:], sheet.index[:] = seed, torch.randint(-1, rows, sheet.index.shape, generator=random).numpy()
+        assert same(fields(CpuSteps().masks(sheet, layout)), fields(TorchSteps().masks(sheet, layout)))
 
         drawn = torch.randint(0, 3, (len(layout.rows),), generator=random)
         order = torch.randperm(len(drawn), generator=random)

@@ -98,7 +98,8 @@ def tiny_bench(
     sampling, sampler = SamplingState(given.max_rows, VOCAB, model.dtype), device().sampler(VOCAB, model.dtype)
     drafter: Drafter = make_drafter(Room(device(), state, sampling, sampler, given.n_pages))
     forward = device().forward(model, kv, drafter.taps)
-    runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, ranks=ranks)
+    rest = {"ranks": ranks, "ahead": given.lookahead > 0}
+    runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, **rest)
     return around(given, controller, runner.sources, lead(runner), watches)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from overdrive.device.batch import Batch
 from overdrive.device.logprobs import Logprobs, logprobs
 from overdrive.device.parallel.ranks import ALONE, Ranks
-from overdrive.device.sampling import Layout, Masks, Sampler, SamplingState
+from overdrive.device.sampling import Layout, Sampler, SamplingState
 from overdrive.device.state import SlotState
 from overdrive.device.steps import Steps, TorchSteps
 from overdrive.device.stream import Event, Stream
@@ -25,7 +25,7 @@ from overdrive.device.verify import Imposed, Verified
 from overdrive.draft.base import Drafter, Drafts, Fed
 from overdrive.draft.forced import ForcedRuns, with_grammar
 from overdrive.grammar.base import mask_words
-from overdrive.grammar.sheet import NO_MASKS, MaskSheet, blank_sheet
+from overdrive.grammar.sheet import NO_MASKS, MaskSheet, SheetRoom
 from overdrive.model.transformer import Scored
 from overdrive.types import MAX_DRAFTS, Outcome, Row, Step, TopLogprobs
 
@@ -61,6 +61,8 @@ class LaunchedStep:
         """The drafts of each row, once they are written. Raises StreamError when a launch failed."""
         self.proposed.wait()
         tokens, counts, _ = self.drafts
+        if not tokens.shape[1]:
+            return [[]] * len(tokens)
         return [line[:count] for line, count in zip(tokens.tolist(), counts.tolist(), strict=True)]
 
     def wait(self) -> Outcome:
@@ -86,12 +88,14 @@ class Runner:
         ranks: Ranks = ALONE,
         imposed: Imposed | None = None,
         most_drafts: int = MAX_DRAFTS,
+        ahead: bool = True,
     ) -> None:
         """logits: the target's head, hidden states [N, H] to [N, V], for tokens that the pass does not score.
 
         ranks: those who run every step together. Drafts and verdicts are rank 0's; what the drafter and the sampler of
         another rank say is replaced by them. imposed: replaces the comparison of drafts and draws, for measurements.
-        most_drafts: of a row, 0 where nobody drafts.
+        most_drafts: of a row, 0 where nobody drafts. ahead: what certainly follows is told before it is known what is
+        drawn; else every step says what follows.
         """
         self._target = forward
         self._logits = logits
@@ -104,6 +108,8 @@ class Runner:
         self._ranks = ranks
         self._imposed = imposed
         self._forced = ForcedRuns(len(state.lengths), most_drafts, state.history.device)
+        self._ahead = ahead
+        self._sheets = SheetRoom(mask_words(sampling.vocab_size))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -131,11 +137,11 @@ class Runner:
         self._launch(launched, 1, self._forward)
 
     def sheet(self, launched: LaunchedStep) -> MaskSheet:
-        """Room for the masks of a masked step."""
-        rows, drafts = launched.step.rows, max(row.drafts for row in launched.step.rows)
-        return blank_sheet(
-            len(launched.step.masked), len(rows), drafts + 1, mask_words(self._sampling.vocab_size), self._forced.shape
-        )
+        """Room for the masks of a masked step, good until the next call: all steps before that one have run by then."""
+        step = launched.step
+        drafts = max(row.drafts for row in step.rows) if step.plan.drafts else 0
+        forced = self._forced.shape if self._ahead and step.plan.drafts else (0, 0)
+        return self._sheets.sheet(len(step.masked), len(step.rows), drafts + 1, forced)
 
     def accept(self, launched: LaunchedStep, sheet: MaskSheet = NO_MASKS) -> None:
         """Launch sampling and verification, and the copy of what the host will read."""
@@ -180,11 +186,19 @@ class Runner:
         width = max(row.drafts for row in launched.step.rows)
         launched.drafts = self._drafter.propose(launched.slots, caps, width)
         if launched.step.masked:
-            for row in launched.step.rows:
-                if row.forced:
-                    self._forced.set(row.slot, row.forced)
-            self._forced.write_over(launched.slots, caps, *launched.drafts, source=len(self.sources) - 1)
+            self._write_certain(launched, caps)
         self._ranks.share(launched.drafts.tokens, launched.drafts.counts)
+
+    def _write_certain(self, launched: LaunchedStep, caps: Tensor) -> None:
+        """Put what certainly follows among the drafts. caps: [R], most drafts of each row."""
+        told = [row for row in launched.step.rows if row.forced]
+        for row in told:
+            self._forced.set(row.slot, row.forced)
+        if told or self._ahead:
+            self._forced.write_over(launched.slots, caps, *launched.drafts, source=len(self.sources) - 1)
+        if not self._ahead:  # the next step says anew what follows
+            for row in told:
+                self._forced.set(row.slot, ())
 
     def _forward(self, launched: LaunchedStep) -> None:
         tokens, counts, _ = launched.drafts
@@ -198,8 +212,9 @@ class Runner:
         tokens, counts, sources = launched.drafts
         logits, masks = launched.hidden.logits, None
         if sheet.masked:
-            masks = _masks(sheet, launched.layout)
-            counts = torch.minimum(counts, torch.from_numpy(sheet.legal).to(counts.device))
+            masks = self._steps.masks(sheet, launched.layout)
+            if tokens.shape[1]:
+                counts = torch.minimum(counts, torch.from_numpy(sheet.legal).to(counts.device))
         drawn = self._sampler(logits, launched.layout, tokens, self._sampling, masks)
         done = self._steps.agree(drawn, launched.layout, tokens, counts, self._imposed)
         self._ranks.share(done.tokens, done.counts)
@@ -207,9 +222,8 @@ class Runner:
         scores = self._prompt_scores(launched)
         self._steps.advance(self._state, launched.slots, launched.known, done.tokens, done.counts)
         self._sampling.absorb(launched.slots, done.tokens, done.counts)
-        if sheet.masked and self._forced.longest:
-            forced = torch.from_numpy(sheet.forced).to(done.tokens.device)
-            self._forced.keep(launched.slots, forced, done.tokens, done.counts)
+        if sheet.masked and self._ahead:
+            self._keep_certain(launched, sheet)
         launched.outcome = Outcome(
             tokens=done.tokens.cpu().numpy(),
             counts=done.counts.cpu().numpy(),
@@ -218,6 +232,14 @@ class Runner:
             logprobs=self._scores(launched, logits),
             prompt_logprobs=scores,
         )
+
+    def _keep_certain(self, launched: LaunchedStep, sheet: MaskSheet) -> None:
+        """Remember what follows the newest tokens, as far as the sheet says."""
+        if sheet.forced.size:
+            done, forced = launched.verified, torch.from_numpy(sheet.forced).to(launched.slots.device)
+            self._forced.keep(launched.slots, forced, done.tokens, done.counts)
+        else:
+            self._forced.forget(launched.slots)
 
     def _absorb(self, launched: LaunchedStep) -> None:
         done, step = launched.verified, launched.step
@@ -262,13 +284,6 @@ class Runner:
             part = following[at : at + SCORE_SLICE]
             found.append(_on_host(logprobs(self._logits(hidden), part, row.prompt_logprobs)))
         return found
-
-
-def _masks(sheet: MaskSheet, layout: Layout) -> Masks:
-    """The sheet as the sampler reads it, on the layout's device."""
-    device = layout.rows.device
-    lines = torch.from_numpy(sheet.index).to(device)
-    return Masks(torch.from_numpy(sheet.bits).to(device), lines[layout.rows, layout.depths])
 
 
 def _on_host(scores: Logprobs) -> TopLogprobs:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from overdrive.device.batch import Batch, flatten
-from overdrive.device.sampling import Layout
+from overdrive.device.sampling import Layout, Masks
 from overdrive.device.state import SlotState
 from overdrive.device.verify import Imposed, Verified, agree
+from overdrive.grammar.sheet import MaskSheet
 
 
 class Steps(Protocol):
@@ -31,6 +33,10 @@ class Steps(Protocol):
         """See `overdrive.device.batch.flatten`."""
         ...
 
+    def masks(self, sheet: MaskSheet, layout: Layout) -> Masks:
+        """See `masks`."""
+        ...
+
     def agree(
         self, drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor, imposed: Imposed | None = None
     ) -> Verified:
@@ -42,9 +48,17 @@ class Steps(Protocol):
         ...
 
 
+def masks(sheet: MaskSheet, layout: Layout) -> Masks:
+    """The sheet as samplers read it, on the layout's device; the host's memory itself where that is the device's."""
+    device = layout.rows.device
+    lines = torch.from_numpy(sheet.index).to(device)
+    return Masks(torch.from_numpy(sheet.bits).to(device), lines[layout.rows, layout.depths])
+
+
 class TorchSteps:
     """`Steps` in plain torch, on any device."""
 
     flatten = staticmethod(flatten)
+    masks = staticmethod(masks)
     agree = staticmethod(agree)
     advance = staticmethod(SlotState.advance)

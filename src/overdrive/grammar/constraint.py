@@ -195,7 +195,8 @@ class Constrained:
                     runs = []
                 runs = self._fill(lines[filled], forced[filled], runs)
                 filled += 1
-            self._matcher.rollback(moved)
+            if moved:
+                self._matcher.rollback(moved)
         except GrammarAwaited as wait:
             self._awaited = wait.ready
         except GrammarFault as fault:
@@ -211,10 +212,11 @@ class Constrained:
 
         Returns those behind the word here. Finding them takes longer than all else, and in a word they stay the same.
         """
-        if self._lead.may_end(self._seen):
-            line[:] = -1
-        elif not self.begun:
-            all_but(self._eos_ids, line)
+        if not self.begun:
+            if self._lead.may_end(self._seen):
+                line[:] = -1
+            else:
+                all_but(self._eos_ids, line)
         elif self._matcher.done:
             line[:] = -1  # what is drawn behind the end is nobody's
         else:

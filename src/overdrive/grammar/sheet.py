@@ -29,9 +29,10 @@ class MaskSheet:
 
     def clear(self) -> None:
         """Nothing is masked, refused or forced."""
-        self.index[:] = -1
-        self.legal[:] = self.index.shape[1] - 1
-        self.forced[:] = -1
+        self.index.fill(-1)
+        self.legal.fill(self.index.shape[1] - 1)
+        if self.forced.size:
+            self.forced.fill(-1)
 
 
 def blank_sheet(masked: int, rows: int, queries: int, words: int, forced: tuple[int, int]) -> MaskSheet:
@@ -43,6 +44,29 @@ def blank_sheet(masked: int, rows: int, queries: int, words: int, forced: tuple[
         np.full(rows, queries - 1, np.int64),
         np.full((rows, queries, *forced), -1, np.int64),
     )
+
+
+class SheetRoom:
+    """Memory for one sheet at a time: the last one again where the next has its shape.
+
+    On a device that is the host's own processor all that a step touches anew costs it time: the weights have driven it
+    out of the caches.
+    """
+
+    def __init__(self, words: int) -> None:
+        """words: of a mask."""
+        self._words = words
+        self._shape: tuple[int, int, int, tuple[int, int]] = (0, 0, 1, (0, 0))
+        self._sheet = blank_sheet(0, 0, 1, words, (0, 0))
+
+    def sheet(self, masked: int, rows: int, queries: int, forced: tuple[int, int]) -> MaskSheet:
+        """A blank sheet as `blank_sheet` makes it; what was given out before is of no use any more."""
+        shape = (masked, rows, queries, forced)
+        if shape == self._shape:
+            self._sheet.clear()
+        else:
+            self._shape, self._sheet = shape, blank_sheet(masked, rows, queries, self._words, forced)
+        return self._sheet
 
 
 NO_MASKS = blank_sheet(0, 0, 1, 0, (0, 0))

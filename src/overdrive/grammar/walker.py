@@ -45,6 +45,9 @@ class Walker:
         drafting: the next step is likely to draft, so that runs of what certainly follows are worth their time.
         """
         filling = _Filling(chains, sheet, sheet.forced if drafting and self._ahead else sheet.forced[..., :0])
+        if self._threads == 1:
+            filling.rest()
+            return
         others: list[Future[None]] = []
         try:
             while filling.left:
@@ -92,5 +95,6 @@ class _Filling:
         sheet = self._sheet
         first, count = number * sheet.index.shape[1], len(drafts) + 1
         filled = constraint.walk(drafts, sheet.bits[first : first + count], self._forced[row], self._started + PATIENCE)
-        sheet.index[row, :filled] = range(first, first + filled)
+        for position in range(filled):  # few, for which a slice takes longer
+            sheet.index[row, position] = first + position
         sheet.legal[row] = max(0, filled - 1)

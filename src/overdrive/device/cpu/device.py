@@ -146,7 +146,7 @@ class CpuDevice:
         forward = written_out(model, kv, drafter.taps) if divided else self.forward(model, kv, drafter.taps)
         progress("kernels", 1, 1)
         imposed = impose(parts.options.draft.simulate_acceptance, sampling, parts.drafts)
-        rest = stream, self.steps, parts.ranks, imposed, parts.drafts
+        rest = stream, self.steps, parts.ranks, imposed, parts.drafts, self.writes_ahead
         return Runner(forward, model.logits, state, sampling, sampler, drafter, *rest)
 
     def open_stream(self, wait: Wait = synchronize) -> Stream:

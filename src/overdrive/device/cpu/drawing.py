@@ -70,13 +70,14 @@ def draw_row(logits, rule, lists, scratch):
     x, maxima = scratch.x, scratch.maxima
     adjusted = len(lists.output) > 0 or lists.bias_ids[0] >= 0
     adjusted = adjusted or (len(lists.banned) > 0 and lists.banned[0] >= 0)
-    if rule.temperature == 0 and not adjusted and _narrow(lists.words):
-        return _best_allowed(logits, lists.words)
-    adjusted = adjusted or len(lists.words) > 0
     if rule.temperature == 0 and not adjusted:
+        if _narrow(lists.words):
+            return _best_allowed(logits, lists.words)
         best = block_maxima(logits, maxima, scratch.folded)
         if abs(best) < LIMIT:  # else NaN or infinities are about, which `_adjust` cleans
-            return _first_of(logits, maxima, best)
+            first = _first_of(logits, maxima, best)
+            if len(lists.words) == 0 or (lists.words[first >> 5] >> (first & 31)) & 1:
+                return first  # what a wide mask mostly allows
     _adjust(x, logits, rule, lists)
     if rule.temperature > 0:
         for i in range(len(x)):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from overdrive.device.batch import Batch
-from overdrive.device.sampling import Layout
+from overdrive.device.sampling import Layout, Masks
 from overdrive.device.state import SlotState
 from overdrive.device.verify import Imposed, Verified, lucky
+from overdrive.grammar.sheet import MaskSheet
 
 
 class CpuSteps:
@@ -53,6 +54,11 @@ class CpuSteps:
         )
         parts = rows[wanted], of_slot[wanted], ahead[wanted] + 1, positions[wanted] + 1
         return batch, Layout(*(torch.from_numpy(part) for part in parts))
+
+    def masks(self, sheet: MaskSheet, layout: Layout) -> Masks:
+        """As `overdrive.device.steps.masks`."""
+        lines = sheet.index[layout.rows.numpy(), layout.depths.numpy()]
+        return Masks(torch.from_numpy(sheet.bits), torch.from_numpy(lines))
 
     def agree(
         self, drawn: Tensor, layout: Layout, drafts: Tensor, n_drafts: Tensor, imposed: Imposed | None = None
