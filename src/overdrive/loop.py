@@ -8,6 +8,9 @@ A step with constrained rows is accepted only when their masks are there, for wh
     host    build n | settle n-1 | masks along the drafts of n | publish n-1 | build n+1 ...
     device  ...  n-1 |  draft n, forward n ................. accept n, absorb n  | draft n+1 ...
 
+Where the host is the device, masks come before the forward pass instead: what settling has brought into the caches is
+still there, and none of it is behind a pass over all weights.
+
 Nothing in it waits for the device but for the results of the step before the one just launched, and for the drafts of
 a masked one, which are older than the forward pass that is running.
 """
@@ -203,22 +206,26 @@ class Loop(Generic[F]):
         return deltas
 
     def _launch(self, step: Step, started: float, built: float, deltas: list[Delta]) -> None:
-        """Launch all of a step. Where it has masks, all before it are settled while its forward pass runs."""
+        """Launch all of a step. Where it has masks, all before it are settled first, under its forward pass or not."""
         for admission in step.admissions:
             request = self._scheduler.running[admission.request_id].request
             request.admitted = request.admitted or time.monotonic()
-        flight = self._runner.draft(step)
+        flight, sheet = self._runner.draft(step), NO_MASKS
+        drafted = time.perf_counter()
+        if step.masked and not self._walker.ahead:
+            self._settle_down_to(0, deltas)
+            sheet = self._write_masks(flight)
+        begun = time.perf_counter()
         self._runner.forward(flight)
         launched = time.perf_counter()
         self._pending.append(_Pending(flight, started, built, launched))
-        sheet = NO_MASKS
-        if step.masked:
+        if step.masked and self._walker.ahead:
             self._settle_down_to(1, deltas)
             sheet = self._write_masks(flight)
-        resumed = time.perf_counter() if step.masked else launched
+        resumed = time.perf_counter()
         self._runner.accept(flight, sheet)
         self._runner.absorb(flight)
-        self.times.launched += launched - built + time.perf_counter() - resumed
+        self.times.launched += drafted - built + launched - begun + time.perf_counter() - resumed
         self.times.steps += 1
 
     def _write_masks(self, flight: F) -> MaskSheet:
@@ -233,7 +240,8 @@ class Loop(Generic[F]):
         with _WRITING_MASKS:
             self._walker.fill(chains, sheet, drafting=flight.step.plan.drafts > 0)
         ended = time.perf_counter()
-        self._controller.observe_masks(sum(1 + len(drafts) for _, _, drafts in chains), ended - begun)
+        written = len(chains) + sum([len(chain[2]) for chain in chains])
+        self._controller.observe_masks(written, ended - begun)
         self.times.masked += ended - started
         return sheet
 

@@ -21,6 +21,7 @@ from overdrive.device.stream import Stream
 from overdrive.draft import Drafter, Room
 from overdrive.grammar.constraint import Constraint, Free
 from overdrive.grammar.sheet import blank_sheet
+from overdrive.grammar.walker import Walker
 from overdrive.limits import Limits
 from overdrive.loop import Loop, Watch
 from overdrive.loop import Runner as LoopRunner
@@ -100,17 +101,23 @@ def tiny_bench(
     forward = device().forward(model, kv, drafter.taps)
     rest = {"ranks": ranks, "ahead": given.lookahead > 0}
     runner = Runner(forward, model.logits, state, sampling, sampler, drafter, stream, **rest)
-    return around(given, controller, runner.sources, lead(runner), watches)
+    return around(given, controller, runner.sources, lead(runner), watches, Walker(ahead=given.lookahead > 0))
 
 
 def around(
-    given: Bounds, controller: Controller, sources: Sequence[str], runner: LoopRunner, watches: Sequence[Watch] = ()
+    given: Bounds,
+    controller: Controller,
+    sources: Sequence[str],
+    runner: LoopRunner,
+    watches: Sequence[Watch] = (),
+    walker: Walker | None = None,
 ) -> Bench:
-    """Scheduler, commit and loop around a runner. sources: of its drafts."""
+    """Scheduler, commit and loop around a runner. sources: of its drafts. walker: as of `Loop`."""
     pool = PagePool(given.n_pages)
     scheduler = Scheduler(given.limits(), pool, PrefixCache(pool, given.page_size) if given.cached else None)
     committer = Committer(scheduler, DraftCounts(sources, 16))
-    return Bench(scheduler, runner, committer, Loop(scheduler, controller, runner, committer, given.lookahead, watches))
+    loop = Loop(scheduler, controller, runner, committer, given.lookahead, watches, walker)
+    return Bench(scheduler, runner, committer, loop)
 
 
 @torch.inference_mode()

@@ -36,7 +36,8 @@ class Walker:
     def __init__(self, threads: int = 1, ahead: bool = True) -> None:
         """threads: that write masks at once, the caller's among them. ahead: whether what certainly follows is to be
         written before it is known what is drawn: not where the host knows that when it builds the next step."""
-        self._threads, self._ahead = threads, ahead
+        self.ahead = ahead
+        self._threads = threads
         self._pool = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="masks")
 
     def fill(self, chains: Sequence[Chain], sheet: MaskSheet, drafting: bool = True) -> None:
@@ -44,10 +45,16 @@ class Walker:
 
         drafting: the next step is likely to draft, so that runs of what certainly follows are worth their time.
         """
-        filling = _Filling(chains, sheet, sheet.forced if drafting and self._ahead else sheet.forced[..., :0])
-        if self._threads == 1:
-            filling.rest()
+        forced = sheet.forced if drafting and self.ahead else sheet.forced[..., :0]
+        if self._threads > 1:
+            self._share(_Filling(chains, sheet, forced))
             return
+        until = time.perf_counter() + PATIENCE
+        for number, chain in enumerate(chains):
+            _fill(sheet, forced, until, number, *chain)
+
+    def _share(self, filling: _Filling) -> None:
+        """Fill the rows, with other threads where they take long."""
         others: list[Future[None]] = []
         try:
             while filling.left:
@@ -88,13 +95,22 @@ class _Filling:
             number, chain = self.left.popleft()
         except IndexError:
             return
-        self._fill(number, *chain)
+        _fill(self._sheet, self._forced, self._started + PATIENCE, number, *chain)
         self._done += 1
 
-    def _fill(self, number: int, row: int, constraint: Constraint, drafts: Sequence[int]) -> None:
-        sheet = self._sheet
-        first, count = number * sheet.index.shape[1], len(drafts) + 1
-        filled = constraint.walk(drafts, sheet.bits[first : first + count], self._forced[row], self._started + PATIENCE)
-        for position in range(filled):  # few, for which a slice takes longer
-            sheet.index[row, position] = first + position
-        sheet.legal[row] = max(0, filled - 1)
+
+def _fill(
+    sheet: MaskSheet,
+    forced: NDArray[np.int64],
+    until: float,
+    number: int,
+    row: int,
+    constraint: Constraint,
+    drafts: Sequence[int],
+) -> None:
+    """The masks of one chain, the `number`-th of the sheet."""
+    first, count = number * sheet.index.shape[1], len(drafts) + 1
+    filled = constraint.walk(drafts, sheet.bits[first : first + count], forced[row], until)
+    for position in range(filled):  # few, for which a slice takes longer
+        sheet.index[row, position] = first + position
+    sheet.legal[row] = max(0, filled - 1)
