@@ -44,7 +44,7 @@ class RestlessGearbox(Gearbox):
         a, b, c, d = (self._rng.choice([0.01, 1.0, 5.0]) for _ in range(4))
         super().observe(step, replace(outcome, seconds=(a, b, c, d)))
         for _ in range(20):
-            self.costs.correct(self._rng.choice([1, 4, 16, 64]), 0, self._rng.choice([0.1, 10.0]))
+            self.costs.correct(self._rng.choice([1, 4, 16, 64]), 0, 0, 0, self._rng.choice([0.1, 10.0]))
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "eagle3", "ngram+eagle3"])

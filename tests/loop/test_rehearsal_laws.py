@@ -59,6 +59,20 @@ def test_answers_are_the_same_after_costs_of_padded_steps_were_measured(drafter:
     answer(b, random_requests(rng, 5))
 
 
+def test_every_k_of_padded_steps_has_costs_of_its_own() -> None:
+    b = padded_bench(InlineStream(), FixedDrafts(3), choices()["eagle3"], n_pages=PAGES)
+    found = rehearse(b, sizes(padded=True), lookahead=1).decode
+    assert found is not None
+    assert [k for k in range(5) if found.knows(k)] == [0, 1, 3]
+    assert 0 < found.rest(3, 1, 8) <= found.rest(3, 4, 8) <= found.rest(3, 4, 1000)
+    assert found.drafting(0, 4, 1000) == 0
+
+
+def test_steps_that_feed_what_rows_have_are_told_by_their_tokens() -> None:
+    b = tiny_bench(InlineStream(), FixedDrafts(3), DRAFTERS["eagle3"], n_pages=PAGES)
+    assert rehearse(b, sizes()).decode is None
+
+
 def test_drafts_are_accepted_as_often_after_costs_were_measured() -> None:
     """What a drafter knows of slots and pages is what it knew before."""
 

@@ -53,8 +53,8 @@ def test_where_nothing_may_be_drafted_the_chart_is_all_zeros() -> None:
 def test_corrected_costs_make_a_table_that_costs_as_much() -> None:
     table = staircase()
     for _ in range(50):
-        table.correct(64, 0, 2 * table.step(64, 0))
-        table.correct_draft(3, 64, 0.5 * table.draft(3, 64))
+        table.correct(64, 0, 0, 0, 2 * table.step(64, 0))
+        table.correct_draft(3, 64, 0, 0.5 * table.draft(3, 64))
     again = CostTable.from_dict({**table.to_dict({}), **table.corrected()}, {})
     for n in (1, 64, 700):
         assert again.step(n, 777) == pytest.approx(table.step(n, 777))

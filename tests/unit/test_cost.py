@@ -39,8 +39,8 @@ def tables(draw: st.DrawFn) -> CostTable:
         padded_to=draw(st.integers(0, 500)),
     )
     for at in noise.integers(1, 500, draw(st.integers(0, 5))).tolist():
-        found.correct(at, at % 300, noise.lognormal())
-        found.correct_draft(1 + at % 5, at, noise.lognormal())
+        found.correct(at, 0, 0, at % 300, noise.lognormal())
+        found.correct_draft(1 + at % 5, at, 0, noise.lognormal())
     return found
 
 
@@ -72,15 +72,15 @@ def test_rows_are_padded_where_the_device_pads_them() -> None:
 
 def test_steps_that_take_longer_correct_their_cell_most_and_a_hiccup_hardly_anything() -> None:
     table, before = staircase(), staircase()
-    table.correct(64, 0, 60.0)
+    table.correct(64, 0, 0, 0, 60.0)
     assert table.step(64, 0) < 1.02 * before.step(64, 0)
     for _ in range(800):
-        table.correct(64, 0, 1.2 * before.step(64, 0))
+        table.correct(64, 0, 0, 0, 1.2 * before.step(64, 0))
     off = {n: table.step(n, 0) / before.step(n, 0) for n in (64, 512, 2048)}
     assert off[64] == pytest.approx(1.2, abs=0.01)
     assert 1.05 < off[2048] < off[512] < off[64]
     for nothing in (0.0, -1.0):
-        table.correct(64, 0, nothing)
+        table.correct(64, 0, 0, 0, nothing)
     assert table.step(64, 0) == pytest.approx(1.2 * before.step(64, 0), rel=0.01)
 
 
@@ -109,7 +109,7 @@ def test_nothing_hides_masks_where_steps_do_not_overlap() -> None:
 
 def test_a_stored_table_comes_back_as_it_was_measured() -> None:
     table, measured = staircase(), staircase()
-    table.correct(64, 0, 1.0)
+    table.correct(64, 0, 0, 0, 1.0)
     again = CostTable.from_dict(json.loads(json.dumps(table.to_dict(KEY))), KEY)
     for n in (1, 33, 700, 5000):
         assert again.step(n, 777) == measured.step(n, 777)

@@ -6,7 +6,7 @@ Knows a rehearsal and numbers; must never know a device or a drafter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,12 +14,16 @@ import numpy as np
 from overdrive.device.rehearsal import Rehearsal, Timed
 from overdrive.errors import OverdriveError
 from overdrive.policy.cost import CostTable
+from overdrive.policy.decoding import DecodeCosts
 
 Tell = Callable[[int, int], None]
 """Told how many of how many visits are over."""
 
 ROUNDS = (2, 3)
 """Steps that are timed at each visit to a size, behind one that is not: five in all, some of them later."""
+
+FAR = 1 << 20
+"""Positions of a row up to which a step's time is said to rise as it does between two measured lengths."""
 
 FEWEST = 2
 """Sizes that are timed however long they take: one alone tells nothing of the others."""
@@ -33,7 +37,7 @@ class CostSizes:
     context is not what is measured. long: where it is; `texts` rows have a text of their own then, which has to be
     read first, and `long_rows` share them. seconds: about how long the others may take;
     context may take half as long again. padded: all drafts that a plan asks
-    for are fed, offered or not.
+    for are fed, offered or not, so that every K and number of rows is a shape whose costs are its own.
     """
 
     rows: tuple[int, ...]
@@ -87,6 +91,11 @@ class Cell:
         return typical(timed.draft for timed in self.found)
 
     @property
+    def rest(self) -> float:
+        """Seconds."""
+        return typical(timed.rest for timed in self.found)
+
+    @property
     def whole(self) -> float:
         """Seconds."""
         return typical(timed.draft + timed.rest for timed in self.found)
@@ -105,7 +114,8 @@ def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], 
     rehearsal.read(sizes.short, 1)
     _visit(rehearsal, sizes, _coarse_first(cells), deadline, tell)
     measured = [cell for cell in cells if cell.found]
-    return _table(measured, _context_cost(rehearsal, sizes, measured, deadline), sizes)
+    longer = _longer(rehearsal, sizes, measured, plans, deadline)
+    return _table(measured, longer, sizes)
 
 
 def _coarse_first(cells: list[Cell]) -> list[Cell]:
@@ -133,23 +143,39 @@ def _expected(cells: Iterable[Cell], cell: Cell) -> float:
     return nearest.whole * cell.tokens / nearest.tokens if nearest else 0.0
 
 
-def _context_cost(rehearsal: Rehearsal, sizes: CostSizes, cells: Sequence[Cell], deadline: float) -> float:
-    """Seconds for each position that a step's rows attend to, by plain steps behind short and long texts."""
-    rows, steps = sizes.long_rows, 1 + max(ROUNDS)
+def _longer(
+    rehearsal: Rehearsal, sizes: CostSizes, cells: Sequence[Cell], plans: Sequence[int], deadline: float
+) -> list[tuple[Cell, Cell]]:
+    """The same steps behind short and long texts: many rows without drafts, first, and, where drafts are fed by plan,
+    one and many with every K. Empty where there is no room or no time; what steps cost while serving will tell."""
+    steps, shapes = 1 + max(ROUNDS), [(sizes.long_rows, 0)]
+    if sizes.padded:
+        shapes += [(rows, k) for k in (0, *plans) for rows in (1, sizes.long_rows)]
+    shapes = [each for each in dict.fromkeys(shapes) if rehearsal.fits(*each, steps, sizes.long, sizes.texts)]
     largest = max(cells, key=lambda cell: cell.tokens)
-    reading = largest.whole / largest.tokens * sizes.texts * sizes.long
-    in_time = time.perf_counter() + reading < deadline + sizes.seconds / 2
-    if not (in_time and rehearsal.fits(rows, 0, steps, sizes.long, sizes.texts)):
-        return 0.0  # what steps cost while serving will tell
-    short = rehearsal.decode(rows, 0, steps, sizes.short, 1)[1:]
+    a_token = largest.whole / largest.tokens
+    reading = a_token * sizes.texts * sizes.long
+    if not shapes or time.perf_counter() + reading > deadline + sizes.seconds / 2:
+        return []
+
+    def timed(context: int, texts: int) -> list[Cell]:
+        found: list[Cell] = []
+        for rows, k in shapes:
+            usual = a_token * rows * (1 + k) * 2 * steps
+            if not found or time.perf_counter() + usual < deadline + sizes.seconds:
+                found.append(Cell(rows, k, rehearsal.decode(rows, k, steps, context, texts)[1:]))
+        return found
+
+    short = timed(sizes.short, 1)
     rehearsal.read(sizes.long, sizes.texts)
-    long = rehearsal.decode(rows, 0, steps, sizes.long, sizes.texts)[1:]
-    more = typical(t.rest for t in long) - typical(t.rest for t in short)
-    return max(0.0, more / (rows * (sizes.long - sizes.short)))
+    return list(zip(short, timed(sizes.long, sizes.texts), strict=False))
 
 
-def _table(cells: Sequence[Cell], context_cost: float, sizes: CostSizes) -> CostTable:
+def _table(cells: Sequence[Cell], longer: Sequence[tuple[Cell, Cell]], sizes: CostSizes) -> CostTable:
     """The grids. Sizes that several cells have, such as 4 rows of 1 token and 1 row of 4, are taken together."""
+    apart = sizes.long - sizes.short
+    more = longer[0][1].rest - longer[0][0].rest if longer else 0.0
+    context_cost = max(0.0, more / (sizes.long_rows * apart))  # of one position that a row attends to
     found: dict[int, list[float]] = {}
     for cell in cells:
         for timed in cell.found:
@@ -166,7 +192,41 @@ def _table(cells: Sequence[Cell], context_cost: float, sizes: CostSizes) -> Cost
         rows,
         ks,
         _draft_grid({(cell.drafts, cell.rows): cell.draft for cell in drafting}, ks, rows),
+        decode=_decode_costs(cells, longer, sizes) if sizes.padded else None,
     )
+
+
+def _decode_costs(cells: Sequence[Cell], longer: Sequence[tuple[Cell, Cell]], sizes: CostSizes) -> DecodeCosts | None:
+    """By K and rows, of those Ks that were timed behind both lengths of text. None where there are none."""
+    apart = sizes.long - sizes.short
+    rows: dict[int, list[int]] = {}
+    drafting: dict[int, np.ndarray] = {}
+    rest: dict[int, np.ndarray] = {}
+    for k in sorted({short.drafts for short, _ in longer}):
+        timed = sorted((cell for cell in cells if cell.drafts == k), key=lambda cell: cell.rows)
+        rises = {
+            short.rows: (long.draft - short.draft, long.rest - short.rest)
+            for short, long in longer
+            if short.drafts == k
+        }
+        if not timed or 1 not in rises:
+            continue
+        rows[k] = [cell.rows for cell in timed]
+        for grid, at, bare in ((drafting, 0, [c.draft for c in timed]), (rest, 1, [c.rest for c in timed])):
+            rise = _rise({r: found[at] for r, found in rises.items()}, rows[k]) / apart
+            grid[k] = np.stack([bare, np.array(bare) + rise * (FAR - sizes.short)], axis=1)
+    return DecodeCosts([sizes.short, FAR], rows, drafting, rest) if rows else None
+
+
+def _rise(measured: Mapping[int, float], rows: Sequence[int]) -> np.ndarray:
+    """[rows] seconds that a step of so many rows takes longer behind longer texts, as one row and many do.
+
+    One row's is mostly that the GPU waits for the longest chain of loads, which others do not add to; from there to
+    many it grows by the row, as memory is read. Nothing is made cheaper.
+    """
+    one, many = max(0.0, measured[1]), max(measured)
+    slope = max(0.0, (measured[many] - one) / (many - 1)) if many > 1 else one
+    return one + slope * (np.array(rows) - 1)
 
 
 def _draft_grid(found: dict[tuple[int, int], float], ks: Sequence[int], rows: Sequence[int]) -> np.ndarray:

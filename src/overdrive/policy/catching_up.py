@@ -111,7 +111,8 @@ class CatchUp:
             lacked = self._costs.catch_up(self._missed.before(step))
             behind = lacked > 0
             if behind:
-                extra = max(0.0, seconds - self._costs.draft(step.plan.drafts, drafting))
+                context = sum(row.upper_len - row.drafts for row in step.rows if row.drafts)
+                extra = max(0.0, seconds - self._costs.draft(step.plan.drafts, drafting, context))
                 self._slowness += (min(extra / lacked, 10.0) - self._slowness) / 4
         self._missed.follow(step, drafting > 0, step.plan.most_rows < 0)
         return behind

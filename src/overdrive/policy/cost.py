@@ -7,124 +7,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from math import log
 from typing import Any
 
 import numpy as np
 
 from overdrive.errors import OverdriveError
-
-RATE = 1 / 128
-"""Share of a measured deviation that one step corrects."""
+from overdrive.policy.decoding import DecodeCosts
+from overdrive.policy.surface import Surface
 
 MASK_RATE = 1 / 64
 BETWEEN_RATE = 1 / 16
-"""The same of the host's time, for masks and between two steps, which follows the load."""
-
-SHARED = 0.5
-"""Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. The
-rest falls by half with every cell of distance."""
-
-MOST_OFF = log(2)
-"""A step that took more than twice or less than half what was expected counts as one that took that."""
-
-
-class Surface:
-    """Seconds over two rising axes: linear between measured points and beyond them, never falling along either axis.
-
-    Where measured ones fall along the first axis they are taken for scattered, and level out at their mean.
-
-    Beyond an axis' end they go on as they rise over the whole axis where the other one is largest; before its
-    beginning they stay. Plain lists: a handful of numbers is read every step.
-    """
-
-    def __init__(self, first: Sequence[float], second: Sequence[float], seconds: np.ndarray) -> None:
-        """first: [n] rising. second: [m] rising. seconds: [n, m]. Raises ValueError where they do not fit together."""
-        self.first = np.asarray(first, np.float64).tolist()
-        self.second = np.asarray(second, np.float64).tolist()
-        self.measured = np.asarray(seconds, np.float64)
-        n, m = len(self.first), len(self.second)
-        if self.measured.shape != (n, m) or not n * m:
-            raise ValueError(f"{self.measured.shape} costs of {n} x {m} sizes")
-        if any(later <= earlier for axis in (self.first, self.second) for earlier, later in pairwise(axis)):
-            raise ValueError("the sizes of a cost table must rise")
-        if not (np.isfinite(self.measured) & (self.measured >= 0)).all():
-            raise ValueError("costs must be finite and not negative")
-        self._log = np.zeros_like(self.measured)  # of the corrections
-        self._columns: list[list[float]] = []
-        self._column: list[float] = []
-        self._column_of = self.second[0]
-        self._settle()
-
-    def at(self, first: float, second: float) -> float:
-        """Seconds at a point."""
-        if second != self._column_of:
-            self._column_of, self._column = second, self._read(second)
-        i, share = _place(self.first, first)
-        low, high = self._column[i], self._column[min(i + 1, len(self._column) - 1)]
-        return low + share * (high - low) + max(0.0, first - self.first[-1]) * self._first_slope
-
-    def correct(self, first: float, second: float, ratio: float, steps: int) -> None:
-        """Measured / expected seconds at a point were `ratio` in so many steps."""
-        i, j = (min(bisect_left(axis, x), len(axis) - 1) for axis, x in ((self.first, first), (self.second, second)))
-        n, m = self.measured.shape
-        distance = np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
-        step = RATE * steps * min(max(log(ratio), -MOST_OFF), MOST_OFF)
-        self._log += step * (SHARED + (1 - SHARED) * 0.5**distance)
-        self._settle()
-
-    @property
-    def corrected(self) -> np.ndarray:
-        """[n, m] seconds, measured and since corrected."""
-        return self.measured * np.exp(self._log)
-
-    def _settle(self) -> None:
-        """Make ready to be read."""
-        grid = np.maximum.accumulate(np.stack([rising(column) for column in self.corrected.T], axis=1), axis=1)
-        self._columns = grid.T.tolist()
-        self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
-        self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
-        self._column_of = self.second[0]
-        self._column = self._columns[0]
-
-    def _read(self, second: float) -> list[float]:
-        """[n] seconds at every measured point of the first axis."""
-        j, share = _place(self.second, second)
-        high = self._columns[min(j + 1, len(self._columns) - 1)]
-        beyond = max(0.0, second - self.second[-1]) * self._second_slope
-        return [a + share * (b - a) + beyond for a, b in zip(self._columns[j], high, strict=True)]
-
-
-def rising(values: np.ndarray) -> np.ndarray:
-    """[n], the nearest sequence (least squares) that never falls: runs that do become their mean.
-
-    Pool adjacent violators; Barlow et al., Statistical Inference under Order Restrictions, 1972.
-    """
-    if (values[1:] >= values[:-1]).all():
-        return values
-    runs: list[tuple[float, int]] = []  # mean and length
-    for value in values.tolist():
-        mean, length = value, 1
-        while runs and runs[-1][0] > mean:
-            before, count = runs.pop()
-            mean, length = (before * count + mean * length) / (count + length), count + length
-        runs.append((mean, length))
-    return np.repeat([mean for mean, _ in runs], [length for _, length in runs])
-
-
-def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """The point at or before x and the share of the way to the next one; the ends of the axis for what is outside."""
-    high = bisect_left(axis, x)
-    if high == len(axis):
-        return high - 1, 0.0
-    if high == 0:
-        return 0, 0.0
-    return high - 1, (x - axis[high - 1]) / (axis[high] - axis[high - 1])
+"""Shares of a deviation of the host's time, for masks and between two steps, which follows the load, that one step
+corrects."""
 
 
 class CostTable:
-    """Two measured grids and the slow corrections learnt while serving.
+    """What was measured, and the slow corrections learnt while serving.
 
     step_tokens: [n] rising, tokens fed. contexts: [c] rising, positions that all rows together attend to.
     step_seconds: [n, c], everything but drafting: forward, sampling, accept, absorb.
@@ -135,6 +33,8 @@ class CostTable:
     for a device that runs every size as it is.
     mask_seconds: of host time for one grammar mask, which a constrained row needs for its own token and for each of its
     drafts; 0 until one has been timed. overlapped: masks are built while the step runs, not when it is done.
+    decode: of steps without prompts by K, rows and positions a row, where their tokens alone do not tell; or as it is
+    stored. Prompts beside them add then what their tokens add by the grids.
     """
 
     def __init__(
@@ -149,9 +49,11 @@ class CostTable:
         padded_to: int = 0,
         mask_seconds: float = 0.0,
         overlapped: bool = True,
+        decode: DecodeCosts | Mapping[str, Any] | None = None,
     ) -> None:
         """Raises ValueError for grids that do not fit together."""
         self.steps = Surface(step_tokens, contexts, step_seconds)
+        self.decode = DecodeCosts.from_dict(decode) if isinstance(decode, Mapping) else decode
         self.mask_seconds = mask_seconds
         self.overlapped = overlapped
         self.between = 0.0  # seconds of host time that lately came on top of every step, whatever it fed
@@ -183,10 +85,31 @@ class CostTable:
             return self.steps.at(self.steps.first[bisect_left(self.steps.first, tokens)], context)
         return self.steps.at(tokens, context)
 
-    def draft(self, k: int, rows: int) -> float:
-        """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows."""
+    def plain(self, rows: int, k: int, asked: int, context: int) -> float:
+        """Seconds of a step without prompts, drafting left out: `rows` with at most k drafts each, `asked` in all."""
+        if self.decode is not None and self.decode.knows(k):
+            return self.decode.rest(k, self._padded_rows(k, rows), context / max(rows, 1))
+        return self.step(self.fed(rows, k, asked, 0), context)
+
+    def mixed(self, rows: int, k: int, asked: int, context: int, prefill: int) -> float:
+        """The same beside so many known tokens of prompts."""
+        plain = self.plain(rows, k, asked, context) if rows else 0.0
+        if not prefill:
+            return plain
+        whole = self.step(self.fed(rows, k, asked, prefill), context)
+        if not rows or self.decode is None or not self.decode.knows(k):
+            return whole
+        return plain + max(0.0, whole - self.step(self.fed(rows, k, asked, 0), context))
+
+    def draft(self, k: int, rows: int, context: int = 0) -> float:
+        """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows.
+
+        context: positions of those rows together, which counts where it was measured.
+        """
         if not k:
             return 0.0
+        if self.decode is not None and self.decode.knows(k):
+            return self.decode.drafting(k, self._padded_rows(k, rows), context / max(rows, 1))
         found = self._drafting.get((k, rows))
         if found is None:
             found = self._drafting[k, rows] = self.drafts.at(k, self._padded_rows(k, rows))
@@ -205,19 +128,27 @@ class CostTable:
         """Seconds that a step of `step` seconds waits for so many masks, built while it runs or behind it."""
         return max(0.0, masks * self._mask - (step if self.overlapped else 0.0))
 
-    def correct(self, tokens: int, context: int, seconds: float, steps: int = 1) -> None:
-        """So many steps without prompts took so long each: their cell is corrected slowly, its neighbours and the rest
-        less."""
-        expected = self.step(tokens, context)
-        if seconds > 0 and expected > 0:
-            self.steps.correct(tokens, context, seconds / expected, steps)
+    def correct(self, rows: int, k: int, asked: int, context: int, seconds: float, steps: int = 1) -> None:
+        """So many steps without prompts took so long each, drafting left out: what is nearest is corrected slowly, its
+        neighbours and the rest less."""
+        expected = self.plain(rows, k, asked, context)
+        if seconds <= 0 or expected <= 0:
+            return
+        ratio = seconds / expected
+        self.steps.correct(self.fed(rows, k, asked, 0), context, ratio, steps)
+        if self.decode is not None and self.decode.knows(k):
+            self.decode.correct_rest(k, self._padded_rows(k, rows), context / rows, ratio, steps)
 
-    def correct_draft(self, k: int, rows: int, seconds: float, steps: int = 1) -> None:
+    def correct_draft(self, k: int, rows: int, context: int, seconds: float, steps: int = 1) -> None:
         """Drafting without anything to catch up took so long, in so many steps each."""
-        expected = self.draft(k, rows)
-        if seconds > 0 and expected > 0:
-            self.drafts.correct(k, self._padded_rows(k, rows), seconds / expected, steps)
-            self._drafting.clear()
+        expected = self.draft(k, rows, context)
+        if seconds <= 0 or expected <= 0:
+            return
+        ratio = seconds / expected
+        self.drafts.correct(k, self._padded_rows(k, rows), ratio, steps)
+        self._drafting.clear()
+        if self.decode is not None and self.decode.knows(k):
+            self.decode.correct_drafting(k, self._padded_rows(k, rows), context / rows, ratio, steps)
 
     def correct_between(self, seconds: float) -> None:
         """The host took so long between two steps."""
@@ -248,12 +179,15 @@ class CostTable:
             "padded_to": self.padded_to,
             "mask_seconds": self.mask_seconds,
             "overlapped": self.overlapped,
+            "decode": self.decode and self.decode.to_dict(),
         }
 
-    def corrected(self) -> dict[str, list[list[float]]]:
-        """The seconds of `to_dict` as they are corrected by now, with what the host adds to every step."""
+    def corrected(self) -> dict[str, Any]:
+        """The seconds of `to_dict` as they are corrected by now. What the host adds to every step is in
+        `step_seconds`."""
         steps, drafts = self.steps.corrected + self.between, self.drafts.corrected[1:]
-        return {"step_seconds": steps.tolist(), "draft_seconds": drafts.tolist()}
+        found: dict[str, Any] = {"step_seconds": steps.tolist(), "draft_seconds": drafts.tolist()}
+        return found | ({"decode": self.decode.to_dict(corrected=True)} if self.decode else {})
 
     @staticmethod
     def from_dict(stored: dict[str, Any], key: dict[str, Any]) -> CostTable:
@@ -269,7 +203,7 @@ class CostTable:
                 )
         try:
             return CostTable(**{name: value for name, value in stored.items() if name != "key"})
-        except (TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OverdriveError(f"the stored cost table is damaged: {error}") from None
 
     def _padded_rows(self, k: int, rows: int) -> int:

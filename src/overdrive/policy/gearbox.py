@@ -184,10 +184,10 @@ class Gearbox(Controller):
         rows, context, prefill, costs = view.decode_rows, view.context_tokens, view.prefill_tokens, self.costs
         found = []
         for k, (asked, accepted) in zip(self._ks, self._yields(view, survival), strict=True):
-            drafting = costs.draft(k, rows)
-            step = whole = costs.step(costs.fed(rows, k, asked, 0), context)
+            drafting = costs.draft(k, rows, context)
+            step = whole = costs.plain(rows, k, asked, context)
             if prefill:
-                whole = costs.step(costs.fed(rows, k, asked, prefill), context)
+                whole = costs.mixed(rows, k, asked, context, prefill)
             alone, seconds = drafting + step + costs.between, drafting + whole + costs.between
             if view.masked_rows:
                 masks = view.masked_rows * (1 + k)
@@ -288,9 +288,11 @@ class Gearbox(Controller):
         share = rows / view.decode_rows
         asked, k = max(1, round(tried.asked * share)), tried.drafts
         tokens = view.decode_rows + (tried.tokens - view.decode_rows) * share
-        step = self.costs.step(self.costs.fed(view.decode_rows, k, asked, view.prefill_tokens), view.context_tokens)
+        context = view.context_tokens
+        step = self.costs.mixed(view.decode_rows, k, asked, context, view.prefill_tokens)
         masks = view.masked_rows * (1 + k)
-        seconds = self.costs.draft(k, rows) + step + self.costs.waiting(masks, step) + self.costs.between
+        drafting = self.costs.draft(k, rows, round(context * share))
+        seconds = drafting + step + self.costs.waiting(masks, step) + self.costs.between
         return Prospect(k, rows, asked, tokens, seconds, tokens - pace * seconds)
 
 

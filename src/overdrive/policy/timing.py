@@ -48,10 +48,9 @@ class Timing:
         (rows, drafts), step = self._kind, self._last
         if step is not None and len(self._steps) >= LEAST_STEPS:
             asked = int(columns.drafts(step.rows).sum()) if drafts else 0
-            fed = self._costs.fed(rows, drafts, asked, 0)
             context = int(columns.upper_lens(step.rows).sum()) - asked
-            self._costs.correct(fed, context, median(self._steps), len(self._steps))
-        if len(self._drafts) >= LEAST_STEPS:
-            self._costs.correct_draft(drafts, rows, median(self._drafts), len(self._drafts))
+            self._costs.correct(rows, drafts, asked, context, median(self._steps), len(self._steps))
+            if len(self._drafts) >= LEAST_STEPS:
+                self._costs.correct_draft(drafts, rows, context, median(self._drafts), len(self._drafts))
         self._steps.clear()
         self._drafts.clear()
