@@ -14,8 +14,8 @@ cells: steady decode. Arms run in blocks of 10 steps, the order turning, two ste
    The best fixed arm is picked by the even turns and auto compared with it in the odd ones, and the other way round;
    the figure is the mean of both. Rows are filled anew before they have grown by half, or by 512 tokens.
 ramp: 1 -> 250 -> 1 requests of 256 in, 256 out at .7, in turn by every arm: seconds. The oracle knows the acceptance
-   and takes, at every number of running rows, the K that was fastest in the cells next to it: those of this run, or of
-   the FILE of an earlier one.
+   and takes, at every number of running rows, the K that was fastest in the cells next to it, those of an earlier run
+   in FILE included.
 offline: C prompts of 256 random ids, 256 new tokens each, prefill included, at .7: tokens/s of the arms.
 """
 
@@ -356,16 +356,16 @@ def main() -> None:
     report |= {"model": args.model, "steps": args.steps}
     rig = open_rig(args, console)
     report["costs"] = rig.bench.engine.info.costs
-    if "cells" in args.parts:
-        cells = run_cells(rig, args, console, report)
-        rig.clear()
-    else:
-        cells = [Cell(**cell) for cell in json.loads(args.json.read_text())["cells"]] if args.json.exists() else []
-        report["cells"] = [asdict(cell) for cell in cells]
+    earlier = [Cell(**cell) for cell in json.loads(args.json.read_text())["cells"]] if args.json.exists() else []
+    cells = run_cells(rig, args, console, report) if "cells" in args.parts else []
+    rig.clear()
     if cells:
         show_cells(cells, console)
+    cells = [*earlier, *cells]
+    report["cells"] = [asdict(cell) for cell in cells]
     if "ramp" in args.parts:
         report["ramp"] = run_ramp(rig, cells, args, console)
+        args.json.write_text(json.dumps(report))
     if "offline" in args.parts:
         report["offline"] = run_offline(rig, args, console)
     args.json.write_text(json.dumps(report))
