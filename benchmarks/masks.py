@@ -1,11 +1,13 @@
 """The host's work for the masks of a step, by rows, drafts and threads: microseconds for each constrained row.
 
 Run: PYTHONPATH=src python benchmarks/masks.py [--rows 16 64 250] [--drafts 0 3] [--threads 1 4] [--steps 20]
+         [--cold]
 
 Rows stand at random places of answers: JSON of short values, then one that is mostly a long string. walker: what the
 engine does, with the runs of what certainly follows (`ahead`) and without. library: llguidance's own threads, which
 fill all masks of all rows in one call; it has neither those runs nor a limit for a row. Wall time is told, and behind
-it the processor's, which other work on the machine disturbs less.
+it the processor's, which other work on the machine disturbs less. --cold: 64 MiB are written before every step, as a
+forward pass on a CPU reads the weights: nothing is in the caches then.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import llguidance
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +46,8 @@ PERSON = {
 SHORT = [{"name": "John Smith", "age": 45, "home": {"city": "New York", "zip": "10023"}}] * 12
 LONG = [{"name": "The old man walked to the river and watched the boats go by until it was dark. " * 12, "age": 7}]
 
+EVICTED = 64 << 20
+
 Times = tuple[float, float]
 """Microseconds of a row: by the wall's clock, by the processor's."""
 
@@ -50,9 +55,12 @@ Times = tuple[float, float]
 class Rows:
     """Constraints at random places of an answer. tokens: of the answer. K: drafts, which are those that follow."""
 
-    def __init__(self, program: GuidanceProgram, tokens: Sequence[int], rows: int, drafts: int, steps: int) -> None:
+    def __init__(
+        self, program: GuidanceProgram, tokens: Sequence[int], rows: int, drafts: int, steps: int, cold: bool
+    ) -> None:
         rng = random.Random(0)
         self.drafts, self.tokens = drafts, tokens
+        self.evict = np.zeros(EVICTED if cold else 0, np.uint8)
         self.places = [rng.randrange(len(tokens) - drafts - steps) for _ in range(rows)]
         self.constraints = [Constrained(program, ()) for _ in self.places]
         for constraint, place in zip(self.constraints, self.places, strict=True):
@@ -75,6 +83,7 @@ def timed(rows: Rows, steps: int, work: Callable[[], None]) -> Times:
     """Medians of the steps."""
     wall, processor = [], []
     for _ in range(steps):
+        rows.evict += 1
         before = time.perf_counter(), time.process_time()
         work()
         wall.append(time.perf_counter() - before[0])
@@ -120,6 +129,7 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, nargs="+", default=[0, 3])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--cold", action="store_true")
     args = parser.parse_args()
     known = vocabulary(args.model)
     program = GuidanceCompiler(known)("json_schema", json.dumps({"type": "array", "items": PERSON}))
@@ -128,7 +138,7 @@ def main() -> None:
         table.add_column(name)
     texts = {name: known.encode(json.dumps(value)) for name, value in (("short values", SHORT), ("a string", LONG))}
     for (name, tokens), drafts, count, threads in product(texts.items(), args.drafts, args.rows, args.threads):
-        given, width = (program, tokens, count, drafts, args.steps), mask_words(known.size)
+        given, width = (program, tokens, count, drafts, args.steps, args.cold), mask_words(known.size)
         found = [walked(Rows(*given), args.steps, width, threads, ahead) for ahead in (False, True)]
         found.append(filled(Rows(*given), args.steps, width, threads))
         shown = (f"{wall:.0f} ({processor:.0f})" for wall, processor in found)
