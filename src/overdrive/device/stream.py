@@ -24,11 +24,18 @@ class StreamError(RuntimeError):
 
 
 def let_go(error: BaseException) -> BaseException:
-    """The same error, without what the failed calls held: memory that was scarce is free once they are forgotten.
+    """The same error, without the calls that it came through and what they held; a note says where they were.
 
-    Where it was raised can still be read from its traceback.
+    Memory that was scarce is free once they are forgotten. And an error that is kept would keep whoever called them,
+    with the requests of the step, in a cycle that only a later garbage collection ends.
     """
-    traceback.clear_frames(error.__traceback__)
+    chain: list[BaseException] = [error]
+    for one in chain:
+        if one.__traceback__ is not None:
+            one.add_note("".join(["Raised at (most recent call last):\n", *traceback.format_tb(one.__traceback__)]))
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = None
+        chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
     return error
 
 

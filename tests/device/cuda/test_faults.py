@@ -6,6 +6,7 @@ was alone an error and a part, and whoever comes later never notices.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,7 +30,8 @@ WANTED = {"max_tokens": 24, "temperature": 0.8, "seed": 3, "frequency_penalty": 
 LONG = list(range(1, 250)) * 2
 HELD = {"guided_regex": "[0-9]{6}-[A-F]{4}"}
 ENGINES = [
-    pytest.param({"device": "cpu"}, id="cpu"),
+    pytest.param({"device": "cpu", "overlap": "on"}, id="cpu"),
+    pytest.param({"device": "cpu", "overlap": "off"}, id="inline"),
     pytest.param({"device": "cuda", "graphs": True}, id="graphs", marks=pytest.mark.cuda),
     pytest.param({"device": "cuda", "graphs": False}, id="cuda", marks=pytest.mark.cuda),
 ]
@@ -44,8 +46,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with open_tiny(folder, precision="float32", draft="ngram", ngram_min=1, overlap="on", **request.param) as opened:
+    with open_tiny(folder, precision="float32", draft="ngram", ngram_min=1, **request.param) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """What is over is gone without a garbage collection, which may be far."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def runner_of(llm: LLM) -> Any:

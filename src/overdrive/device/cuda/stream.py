@@ -22,7 +22,7 @@ class CudaEvent:
             try:
                 self._wait(self._event)
             except RuntimeError as error:
-                self._error = error
+                self._error = let_go(error)
         if self._error is not None:
             raise launch_error(self._error) from self._error
 
