@@ -6,8 +6,9 @@ Knows a rehearsal and numbers; must never know a device or a drafter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -23,7 +24,7 @@ ROUNDS = (2, 3)
 """Steps that are timed at each visit to a size, behind one that is not: five in all, some of them later."""
 
 FAR = 1 << 20
-"""Positions of a row up to which a step's time is said to rise as it does between two measured lengths."""
+"""Positions of a row up to which a step's time is said to rise as memory is read."""
 
 FEWEST = 2
 """Sizes that are timed however long they take: one alone tells nothing of the others."""
@@ -159,16 +160,18 @@ def _longer(
         return []
 
     def timed(context: int, texts: int) -> list[Cell]:
-        found: list[Cell] = []
-        for rows, k in shapes:
+        found = [Cell(*shapes[0], rehearsal.decode(*shapes[0], steps, context, texts)[1:])]
+        for rows, k in shapes[1:]:
             usual = a_token * rows * (1 + k) * 2 * steps
-            if not found or time.perf_counter() + usual < deadline + sizes.seconds:
+            if time.perf_counter() + usual < deadline + sizes.seconds:
                 found.append(Cell(rows, k, rehearsal.decode(rows, k, steps, context, texts)[1:]))
         return found
 
     short = timed(sizes.short, 1)
     rehearsal.read(sizes.long, sizes.texts)
-    return list(zip(short, timed(sizes.long, sizes.texts), strict=False))
+    rehearsal.decode(*shapes[0], steps, sizes.long, sizes.texts)  # what has just read is hot, and slower for a while
+    long = {(cell.rows, cell.drafts): cell for cell in timed(sizes.long, sizes.texts)}
+    return [(cell, long[cell.rows, cell.drafts]) for cell in short if (cell.rows, cell.drafts) in long]
 
 
 def _table(cells: Sequence[Cell], longer: Sequence[tuple[Cell, Cell]], sizes: CostSizes) -> CostTable:
@@ -197,36 +200,37 @@ def _table(cells: Sequence[Cell], longer: Sequence[tuple[Cell, Cell]], sizes: Co
 
 
 def _decode_costs(cells: Sequence[Cell], longer: Sequence[tuple[Cell, Cell]], sizes: CostSizes) -> DecodeCosts | None:
-    """By K and rows, of those Ks that were timed behind both lengths of text. None where there are none."""
-    apart = sizes.long - sizes.short
+    """Of those Ks that one row and many were timed with behind both lengths of text, if there are any."""
     rows: dict[int, list[int]] = {}
-    drafting: dict[int, np.ndarray] = {}
-    rest: dict[int, np.ndarray] = {}
+    grids: tuple[dict[int, np.ndarray], dict[int, np.ndarray]] = {}, {}
     for k in sorted({short.drafts for short, _ in longer}):
         timed = sorted((cell for cell in cells if cell.drafts == k), key=lambda cell: cell.rows)
-        rises = {
-            short.rows: (long.draft - short.draft, long.rest - short.rest)
-            for short, long in longer
-            if short.drafts == k
-        }
-        if not timed or 1 not in rises:
+        pairs = {short.rows: (short, long) for short, long in longer if short.drafts == k}
+        if not timed or not {1, sizes.long_rows} <= pairs.keys():
             continue
         rows[k] = [cell.rows for cell in timed]
-        for grid, at, bare in ((drafting, 0, [c.draft for c in timed]), (rest, 1, [c.rest for c in timed])):
-            rise = _rise({r: found[at] for r, found in rises.items()}, rows[k]) / apart
-            grid[k] = np.stack([bare, np.array(bare) + rise * (FAR - sizes.short)], axis=1)
-    return DecodeCosts([sizes.short, FAR], rows, drafting, rest) if rows else None
+        for grid, seconds in zip(grids, (_DRAFT, _REST), strict=True):
+            rises = {number: seconds(long) - seconds(short) for number, (short, long) in pairs.items()}
+            bare = np.array([seconds(cell) for cell in timed])
+            grid[k] = bare[:, None] + _rises(rises[1], rises[sizes.long_rows], rows[k], sizes)
+    return DecodeCosts([sizes.short, sizes.long, FAR], rows, *grids) if rows else None
 
 
-def _rise(measured: Mapping[int, float], rows: Sequence[int]) -> np.ndarray:
-    """[rows] seconds that a step of so many rows takes longer behind longer texts, as one row and many do.
+def _rises(one: float, many: float, rows: Sequence[int], sizes: CostSizes) -> np.ndarray:
+    """[rows, 3] seconds that steps take longer behind short, long and endless texts.
 
-    One row's is mostly that the GPU waits for the longest chain of loads, which others do not add to; from there to
-    many it grows by the row, as memory is read. Nothing is made cheaper.
+    one, many: behind long ones, of one row and of `long_rows`. What one row takes longer is mostly waiting for a chain
+    of loads, to which other rows add nothing, and which ends where all of the device takes part; from there to many
+    rows, and behind longer texts, time goes on as memory is read.
     """
-    one, many = max(0.0, measured[1]), max(measured)
-    slope = max(0.0, (measured[many] - one) / (many - 1)) if many > 1 else one
-    return one + slope * (np.array(rows) - 1)
+    one, count = max(0.0, one), sizes.long_rows
+    a_row = max(0.0, many - one) / (count - 1) if count > 1 else one
+    long = one + a_row * (np.array(rows) - 1)
+    endless = long + a_row / (sizes.long - sizes.short) * np.array(rows) * (FAR - sizes.long)
+    return np.stack([np.zeros(len(rows)), long, endless], axis=1)
+
+
+_DRAFT, _REST = attrgetter("draft"), attrgetter("rest")
 
 
 def _draft_grid(found: dict[tuple[int, int], float], ks: Sequence[int], rows: Sequence[int]) -> np.ndarray:

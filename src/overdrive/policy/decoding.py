@@ -39,11 +39,11 @@ class DecodeCosts:
 
     def drafting(self, k: int, rows: int, positions: float) -> float:
         """Seconds of drafting in a step of so many rows at so many positions each, on average."""
-        return self._drafting[k].at(rows, positions)
+        return _read(self._drafting[k], rows, positions)
 
     def rest(self, k: int, rows: int, positions: float) -> float:
         """Seconds of everything else in it."""
-        return self._rest[k].at(rows, positions)
+        return _read(self._rest[k], rows, positions)
 
     def correct_drafting(self, k: int, rows: int, positions: float, ratio: float, steps: int) -> None:
         """Measured / expected seconds were `ratio` in so many steps. Other Ks take the part that all sizes share."""
@@ -74,6 +74,15 @@ class DecodeCosts:
             {int(k): np.asarray(grid, np.float64) for k, grid in stored[name].items()} for name in ("drafting", "rest")
         )
         return DecodeCosts(stored["positions"], {int(k): rows for k, rows in stored["rows"].items()}, drafting, rest)
+
+
+def _read(surface: Surface, rows: int, positions: float) -> float:
+    """Seconds at a point. Beyond the most rows that were measured they go on as they rise from half of those."""
+    most = surface.first[-1]
+    if rows <= most:
+        return surface.at(rows, positions)
+    last, half = surface.at(most, positions), surface.at(most / 2, positions)
+    return last + (rows - most) * (last - half) / (most / 2)
 
 
 def _correct(surfaces: Mapping[int, Surface], k: int, rows: int, positions: float, ratio: float, steps: int) -> None:

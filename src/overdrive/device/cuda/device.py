@@ -90,9 +90,9 @@ class CudaDevice:
         return torch.cuda.get_device_name(self.torch_device) if self.torch_device.type == "cuda" else "cpu"
 
     def cost_sizes(self, limits: Limits) -> CostSizes:
-        """Every number of rows that steps are padded to, and texts that are more than a cache between holds."""
+        """Numbers of rows up to the most there may be, and texts that are more than a cache between holds."""
         return CostSizes(
-            rows=tuple(size for size in SIZES if size <= bucket(limits.max_rows, SIZES)),
+            rows=(*(size for size in SIZES if size < limits.max_rows), limits.max_rows),
             most_tokens=limits.max_step_tokens,
             short=whole_pages(min(256, limits.max_model_len // 4), limits.page_size),
             long=whole_pages(min(2048, limits.max_model_len // 2), limits.page_size),
