@@ -18,7 +18,7 @@ from overdrive import __version__
 from overdrive.config import DraftOptions, EngineOptions
 from overdrive.cost_store import CostStore, Key
 from overdrive.device.base import Device
-from overdrive.device.costs import CostSizes, NoRoom, assumed_costs, measure_costs
+from overdrive.device.costs import WAY, CostSizes, NoRoom, assumed_costs, measure_costs
 from overdrive.device.rehearsal import Rehearsal
 from overdrive.draft import Choice
 from overdrive.limits import Limits
@@ -58,6 +58,7 @@ class Site:
         shape = f"{config.layers} x {config.hidden}, {config.vocab} tokens"
         return {
             "overdrive": __version__,
+            "way": WAY,
             "torch": str(torch.__version__),
             "machine": platform.node(),
             "device": self.device.name,

@@ -20,6 +20,9 @@ from overdrive.policy.decoding import DecodeCosts
 Tell = Callable[[int, int], None]
 """Told how many of how many visits are over."""
 
+WAY = 2
+"""Of measuring. It rises with every change of what is measured: tables on disk made in another one are left."""
+
 ROUNDS = (2, 3)
 """Steps that are timed at each visit to a size, behind one that is not: five in all, some of them later."""
 
