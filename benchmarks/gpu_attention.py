@@ -39,8 +39,22 @@ CACHE_BYTES = 256 << 20
 """More than the second-level cache holds."""
 
 # What --decide looks at: (rows, queries) at both contexts, and prompts as (rows, new tokens of each).
-DECIDED = [(1, 1), (1, 4), (4, 4), (8, 1), (16, 1), (30, 1), (30, 4), (64, 1), (64, 4), (128, 1), (250, 1), (250, 4)]
-DECIDED_CONTEXTS, PROMPTS = (300, 1024), [(8, 256), (1, 2048)]
+DECIDED = [
+    (1, 1),
+    (1, 4),
+    (1, 6),
+    (1, 8),
+    (4, 4),
+    (4, 8),
+    (16, 1),
+    (30, 1),
+    (30, 4),
+    (30, 6),
+    (64, 1),
+    (128, 1),
+    (250, 1),
+]
+DECIDED_CONTEXTS, PROMPTS = (1024, 4096), [(8, 256), (1, 2048)]
 DECODE_TRIALS = [(32, 4, 3), (32, 4, 4), (32, 4, 5), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (128, 4, 2)]
 PREFILL_TRIALS = [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2)]
 COMPILERS = 8
