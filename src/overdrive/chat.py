@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
+from overdrive.api_keys import WAYS
 from overdrive.config import EngineOptions
 from overdrive.errors import OverdriveError
 from overdrive.json_text import parse_json
@@ -40,13 +41,11 @@ class Speaker(Protocol):
 
 
 class RemoteSpeaker:
-    """A server that speaks OpenAI's protocol. `model` may be empty: then it is the server's first one."""
+    """A server that speaks OpenAI's protocol. model: "" is the server's first one. api_key: of `client_key`."""
 
     def __init__(self, url: str, model: str, api_key: str, settings: Settings) -> None:
         import httpx
 
-        if not (api_key.isascii() and api_key.isprintable()):
-            raise OverdriveError("--api-key has characters that a key of a server cannot have")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         base = url.rstrip("/").removesuffix("/v1")
         if "://" not in base:
@@ -114,7 +113,7 @@ def _refusal(status: int, body: bytes) -> str:
         message = str(parse_json(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         message = body[:200].decode(errors="replace")
-    return f"{message}; give the server's key with --api-key" if status == 401 else message
+    return f"{message}; {WAYS}" if status == 401 else message
 
 
 def converse(speaker: Speaker, settings: Settings, out: TextIO = sys.stdout) -> bool:

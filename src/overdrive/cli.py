@@ -11,6 +11,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from overdrive import __version__
+from overdrive.api_keys import client_key
 from overdrive.bench.commands import bench
 from overdrive.config import (
     DeviceOptions,
@@ -114,7 +115,8 @@ def chat(
     system: str = "",
     temperature: float | None = None,
     max_tokens: int | None = None,
-    api_key: str = "",
+    api_key: str | None = None,
+    api_key_file: Path | None = None,
     weights: ModelGroup = ModelOptions(),
     draft: DraftGroup = DraftOptions(),
     device: DeviceGroup = DeviceOptions(),
@@ -136,7 +138,9 @@ def chat(
     max_tokens:
         Most tokens of one answer.
     api_key:
-        Key of the server.
+        Key of the server, visible in the process list; OVERDRIVE_API_KEY or OPENAI_API_KEY of the environment else.
+    api_key_file:
+        File that holds the key of the server.
     """
     if not (url or model):
         raise OverdriveError("chat needs --url of a server or --model to load; try: overdrive chat --model smollm2")
@@ -144,7 +148,7 @@ def chat(
 
     settings = Settings(system=system, temperature=temperature, max_tokens=max_tokens)
     if url:
-        fine = converse(RemoteSpeaker(url, model, api_key, settings), settings)
+        fine = converse(RemoteSpeaker(url, model, client_key(api_key, api_key_file), settings), settings)
     else:
         from overdrive.checks import check_engine
 

@@ -82,6 +82,13 @@ def shifting(tmp_path):
     server.close()
 
 
+@pytest.fixture
+def keyed(tmp_path):
+    server = FakeServer(f"ipc://{tmp_path}/engine", speculation_control=True, api_key=("sesame",))
+    yield server
+    server.close()
+
+
 OFF, AUTO = """off={"speculation": {"enabled": false}}""", "auto={}"
 
 
@@ -101,6 +108,18 @@ def test_every_arm_sends_the_same_prompts_in_every_turn(fake, tmp_path):
 def test_an_arm_is_fields_of_its_requests(fake, tmp_path):
     run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", """k2={"speculation": {"max_drafts": 2}}""")
     assert {submit.params.max_drafts for submit in fake.engine.submits[-8:]} == {0, 2}
+
+
+def test_a_key_is_in_no_results_and_no_report(keyed, tmp_path, monkeypatch, capsys):
+    (tmp_path / "key").write_text("sesame\n")
+    run(tmp_path / "a.jsonl", keyed.url, "--api-key-file", str(tmp_path / "key"))
+    monkeypatch.setenv("OVERDRIVE_API_KEY", "sesame")
+    run(tmp_path / "b.jsonl", keyed.url, "--arm", "off=@off")
+    written = [(tmp_path / name).read_text() for name in ("a.jsonl", "a.html", "b.jsonl", "b.html")]
+    assert not [text for text in (*written, *capsys.readouterr()) if "sesame" in text]
+    with pytest.raises(OverdriveError, match="--api-key-file") as error:
+        run(tmp_path / "c.jsonl", keyed.url, "--api-key", "wrong")
+    assert "wrong" not in str(error.value)
 
 
 def test_an_arm_may_be_a_setting_of_the_servers_speculation(shifting, tmp_path):

@@ -199,13 +199,15 @@ def test_a_chat_whose_answers_nobody_reads_ends_without_a_word(server):
         assert (process.stderr.read(), process.wait(PATIENCE)) == (b"", 141)
 
 
-@pytest.mark.parametrize(
-    ("url", "key", "word"),
-    [("http://[::1", "", "is no URL"), ("h", "a\nb", "--api-key"), ("h", "\N{CYRILLIC SMALL LETTER A}", "--api-key")],
-)
-def test_what_no_request_can_hold_is_named(url, key, word):
-    with pytest.raises(OverdriveError, match=word):
-        RemoteSpeaker(url, "", key, Settings())
+def test_an_address_that_is_no_url_is_named():
+    with pytest.raises(OverdriveError, match="is no URL"):
+        RemoteSpeaker("http://[::1", "", "", Settings())
+
+
+def test_a_chat_takes_its_key_from_the_environment_and_never_shows_it(make_server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    done = overdrive("chat", "--url", make_server(api_key=("sesame",)).url, stdin="hi\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{TEXT}\n", "")
 
 
 def test_a_chat_with_a_server_that_wants_a_key_is_told_how_to_give_it(make_server):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from overdrive.api_keys import client_key
 from overdrive.bench.options import BenchOptions, check, parse_loads
 from overdrive.errors import OverdriveError
 
@@ -268,7 +269,8 @@ def _job(
     }
     facts = {"mode": mode, **setting(), "settings": {**common_settings, **settings}}
     arms = parse_arms(common.arm, url)
-    return Job(arms, asks, shape, common.repeats, common.model, common.timeout, common.api_key, facts, common.out)
+    key = client_key(common.api_key, common.api_key_file)
+    return Job(arms, asks, shape, common.repeats, common.model, common.timeout, key, facts, common.out)
 
 
 def _foreseen(job: Job) -> Job:

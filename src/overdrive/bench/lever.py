@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 import httpx
 
+from overdrive.api_keys import WAYS
 from overdrive.bench.arms import Arm
 from overdrive.bench.client import error_text
 from overdrive.errors import OverdriveError
@@ -38,7 +39,7 @@ async def _read(http: httpx.AsyncClient, url: str) -> str:
     try:
         response = await http.get(f"{url}/speculation", timeout=10)
         if response.status_code == 401:
-            raise OverdriveError(f"{url} wants a key: --api-key")
+            raise OverdriveError(f"{url} wants a key; {WAYS}")
         return str(response.json()["speculation"]) if response.status_code == 200 else _none(url)
     except httpx.HTTPError as error:
         raise OverdriveError(f"no server answers at {url} ({str(error) or type(error).__name__})") from None

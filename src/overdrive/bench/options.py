@@ -35,8 +35,10 @@ class BenchOptions:
     """Order of the prompts."""
     timeout: float = 600.0
     """Seconds until a request counts as failed."""
-    api_key: str = ""
-    """Key of the server; not written anywhere."""
+    api_key: str | None = None
+    """Key of the server, visible in the process list; OVERDRIVE_API_KEY or OPENAI_API_KEY of the environment else."""
+    api_key_file: Path | None = None
+    """File that holds the key of the server. No key is written into results or reports."""
     out: Path | None = None
     """File for the results (JSON lines); bench-DATE.jsonl by default. The report is written beside it as .html."""
 

@@ -59,7 +59,7 @@ class Job:
     repeats: int
     model: str = ""
     timeout: float = 600.0
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     facts: dict[str, Any] = field(default_factory=dict)
     out: Path | None = None
     outlook: str = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from overdrive.api_keys import WAYS
 from overdrive.bench.arms import Arm
 from overdrive.bench.client import Ask, error_text, send
 from overdrive.bench.lever import shift
@@ -56,7 +57,7 @@ async def _model(http: httpx.AsyncClient, url: str, wanted: str) -> str:
     except httpx.HTTPError as error:
         raise OverdriveError(f"no server answers at {url} ({str(error) or type(error).__name__})") from None
     if response.status_code == 401:
-        raise OverdriveError(f"{url} wants a key: --api-key")
+        raise OverdriveError(f"{url} wants a key; {WAYS}")
     if response.status_code == 503:
         raise OverdriveError(f"{url} cannot serve now: {error_text(503, response.content)}")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from overdrive.api_keys import read_keys, valid
 from overdrive.config import ServerOptions
 from overdrive.errors import OverdriveError
 
@@ -13,22 +14,10 @@ def all_keys(options: ServerOptions) -> tuple[str, ...]:
     """Every key, each once. Raises OverdriveError for one that no client could send, and for a file without any."""
     keys = list(options.api_key)
     if options.api_key_file:
-        found = _read(Path(options.api_key_file))
-        if not found:
-            raise OverdriveError(f"--api-key-file: {options.api_key_file} holds no key")
-        keys += found
-    for key in keys:
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise OverdriveError("--api-key: a key is one word of printable ASCII characters, and one of them is not")
+        keys += read_keys(Path(options.api_key_file))
+    if not all(valid(key) for key in keys):
+        raise OverdriveError("--api-key: a key is one word of printable ASCII characters, and one of them is not")
     return tuple(dict.fromkeys(keys))
-
-
-def _read(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OverdriveError(f"--api-key-file: cannot read {path}: {error}") from error
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def warning(options: ServerOptions) -> str:
