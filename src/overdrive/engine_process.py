@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from overdrive.commit import Delta
 from overdrive.config import EngineOptions
 from overdrive.device.cpu.precompile import Precompiler
-from overdrive.errors import BadRequest, OverdriveError, one_line
+from overdrive.errors import BadRequest, HostFault, OverdriveError, one_line
 from overdrive.heap import freeze_heap
 from overdrive.link import EngineEndpoint
 from overdrive.types import Finish, FinishReason
@@ -122,6 +123,8 @@ def run_engine(model: str, options: EngineOptions, address: str) -> None:
     link.send(Ready(engine.info))
     try:
         _Served(engine, link).run()
+    except HostFault:
+        traceback.print_exc()  # the line that is sent says what broke, this where
     finally:
         failure = engine.failure
         if failure:

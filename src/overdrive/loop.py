@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from traceback import format_exception_only
 from typing import Generic, Protocol, TypeVar
 
 from overdrive.commit import Committer, Delta
@@ -132,11 +133,13 @@ class _HostWork:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError | MemoryError):
-            raise HostFault(f"{self._what} failed: {first_line(error)}") from error
+        if isinstance(error, Exception):
+            said = format_exception_only(error)[0].splitlines()[0]
+            raise HostFault(f"{self._what} failed: {said}") from error
 
 
-_WRITING_MASKS, _SETTLING = _HostWork("writing masks"), _HostWork("settling a step")
+_PLANNING, _WRITING_MASKS = _HostWork("planning a step"), _HostWork("writing masks")
+_SETTLING, _OBSERVING = _HostWork("settling a step"), _HostWork("observing a step")
 
 
 class Loop(Generic[F]):
@@ -187,11 +190,19 @@ class Loop(Generic[F]):
     def advance(self) -> list[Delta]:
         """One turn: launch the next step if there is one, settle what has become due.
 
-        The returned deltas are to be published by the caller now, under the launched step.
+        The returned deltas are to be published by the caller now, under the launched step. Raises HostFault, behind
+        which no step may be run: `failure` is set.
         """
+        try:
+            return self._advance()
+        except HostFault as fault:
+            self.failure = str(fault)
+            raise
+
+    def _advance(self) -> list[Delta]:
         started = time.perf_counter()
-        plan = self._controller.choose(self._scheduler.collect())
-        step = self._scheduler.build(plan)
+        with _PLANNING:
+            step = self._scheduler.build(self._controller.choose(self._scheduler.collect()))
         built = time.perf_counter()
         self.times.scheduled += built - started
         deltas: list[Delta] = []
@@ -241,7 +252,8 @@ class Loop(Generic[F]):
             self._walker.fill(chains, sheet, drafting=flight.step.plan.drafts > 0)
         ended = time.perf_counter()
         written = len(chains) + sum([len(chain[2]) for chain in chains])
-        self._controller.observe_masks(written, ended - begun)
+        with _OBSERVING:
+            self._controller.observe_masks(written, ended - begun)
         self.times.masked += ended - started
         return sheet
 
@@ -257,14 +269,16 @@ class Loop(Generic[F]):
             self._faults_in_a_row = 0
             with _SETTLING:
                 deltas += self._committer.settle(step, outcome)
-            self._controller.observe(step, outcome)
+            with _OBSERVING:
+                self._controller.observe(step, outcome)
             self._arrived = arrived if self._scheduler.running else 0.0
             settled = time.perf_counter()
             self.times.waited += arrived - started
             self.times.settled += settled - arrived
-            for watch in self._watches:
-                before = pending.scheduled, pending.built, pending.launched
-                watch(Turn(step, outcome, *before, started, arrived, settled))
+            before = pending.scheduled, pending.built, pending.launched
+            with _OBSERVING:
+                for watch in self._watches:
+                    watch(Turn(step, outcome, *before, started, arrived, settled))
 
     def _between(self, outcome: Outcome, arrived: float) -> float:
         """`Outcome.between`."""

@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from overdrive.errors import HostFault
-from overdrive.loop import MOST_FAULTS_IN_A_ROW
+from overdrive.errors import HostFault, OutOfDeviceMemory
+from overdrive.loop import MOST_FAULTS_IN_A_ROW, Turn
+from overdrive.policy.controller import FixedDrafts, LoadView
 from overdrive.request import Request
-from overdrive.types import FinishReason
+from overdrive.types import FinishReason, Outcome, Plan, Step
 
 from .bench import Bench
 from .test_loop_laws import bench, make_request
@@ -64,7 +65,51 @@ def test_what_breaks_on_the_host_is_no_fault_of_the_device(monkeypatch, error: E
     monkeypatch.setattr(b.committer, "settle", breaks)
     with pytest.raises(HostFault, match="settling a step failed: "):
         b.run()
-    assert (b.loop.faults, b.loop.failure) == (0, "")
+    assert b.loop.faults == 0 and b.loop.failure.startswith("settling a step failed: ")
+
+
+class Breaking(FixedDrafts):
+    """A controller, and a watch, that breaks in its fourth call at `where`."""
+
+    def __init__(self, drafts: int, where: str, error: Exception) -> None:
+        super().__init__(drafts)
+        self._where, self._error, self._calls = where, error, 0
+
+    def _call(self, where: str) -> None:
+        self._calls += where == self._where
+        if self._calls == 4:
+            raise self._error
+
+    def choose(self, view: LoadView) -> Plan:
+        self._call("choose")
+        return super().choose(view)
+
+    def observe(self, step: Step, outcome: Outcome) -> None:
+        self._call("observe")
+
+    def watch(self, turn: Turn) -> None:
+        self._call("watch")
+
+
+ERRORS = [RuntimeError("a bug"), MemoryError(), KeyError("a bug"), OutOfDeviceMemory("a bug")]
+
+
+@pytest.mark.parametrize("where", ["choose", "observe", "watch"])
+@pytest.mark.parametrize("error", ERRORS, ids=[type(error).__name__ for error in ERRORS])
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_who_decides_or_watches_and_breaks_ends_the_engine(drafts, lookahead, error, where) -> None:
+    """Not a device's fault, after which tokens that were settled and never sent would be missing from a text."""
+    controller = Breaking(drafts, where, error)
+    b = bench(random.Random(0), lookahead=lookahead, controller=controller, watches=[controller.watch])
+    engine, requests = whole(b), submit(b, random.Random(0), 3)
+    what = "planning" if where == "choose" else "observing"
+    with pytest.raises(HostFault, match=rf"^{what} a step failed: .*{type(error).__name__}") as fault:
+        b.run()
+    assert (b.loop.faults, engine.failure) == (0, str(fault.value)) and "\n" not in engine.failure
+    for request in requests:
+        found = b.answers.get(request.id, [])
+        assert found == oracle(request.prompt, request.params)[0][: len(found)]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

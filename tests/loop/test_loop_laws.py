@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from overdrive.commit import Committer
 from overdrive.device.stream import InlineStream
 from overdrive.limits import Limits
-from overdrive.loop import Loop
+from overdrive.loop import Loop, Watch
 from overdrive.memory.pages import PagePool
 from overdrive.memory.prefix import PrefixCache
 from overdrive.policy.acceptance import DraftCounts
@@ -36,6 +37,7 @@ def bench(
     controller=None,
     stream=None,
     fail_at: int = 0,
+    watches: Sequence[Watch] = (),
 ) -> Bench:
     pool = PagePool(n_pages)
     limits = Limits(
@@ -49,9 +51,8 @@ def bench(
     scheduler = Scheduler(limits, pool, PrefixCache(pool, page_size) if cached else None)
     runner = ToyRunner(stream or LazyStream(rng), rng, max_rows, n_pages, page_size, fail_at)
     committer = Committer(scheduler, DraftCounts(runner.sources, 8))
-    return Bench(
-        scheduler, runner, committer, Loop(scheduler, controller or RandomDrafts(rng), runner, committer, lookahead)
-    )
+    loop = Loop(scheduler, controller or RandomDrafts(rng), runner, committer, lookahead, watches)
+    return Bench(scheduler, runner, committer, loop)
 
 
 def random_params(rng: random.Random, prompt_len: int) -> SamplingParams:

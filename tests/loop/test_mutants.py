@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from overdrive.commit import Committer
+from overdrive.errors import HostFault
 from overdrive.request import Running
 from overdrive.scheduler import Scheduler
 
@@ -75,6 +76,6 @@ MUTANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_random_schedules_notice(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
+    with pytest.raises((AssertionError, KeyError, IndexError, ValueError, HostFault)):
         for seed in range(600):
             one_random_schedule(random.Random(seed))

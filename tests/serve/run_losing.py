@@ -1,7 +1,8 @@
 """`overdrive serve` around a real engine that loses its device: run_losing.py MODEL PORT TEMPLATE TIMEOUT.
 
 MODEL is a folder without weights. A file `fault` in it says how the device is lost: "gone" on the CPU, "assert" or
-"stray" on a GPU. The first engine process takes the file away and has that fault in its eleventh step.
+"stray" on a GPU; "plan" is a controller that breaks instead. The first engine process takes the file away and has that
+fault in its eleventh step.
 """
 
 from __future__ import annotations
@@ -58,18 +59,32 @@ def lose_device(fault: str) -> None:
         Runner.recover = lambda self: gone()
 
 
+def lose_controller() -> None:
+    """Have every controller break in its eleventh step."""
+    from overdrive.policy.lever import Lever
+
+    choose, steps = Lever.choose, count()
+
+    def choose_and_break(self, view):
+        if next(steps) == 10:
+            raise KeyError("no such cost")
+        return choose(self, view)
+
+    Lever.choose = choose_and_break
+
+
 def run(model: str, options: EngineOptions, address: str) -> None:
     told = Path(model) / "fault"
     if told.exists():
         fault = told.read_text()
         told.unlink()
-        lose_device(fault)
+        lose_controller() if fault == "plan" else lose_device(fault)
     run_engine(model, options, address)
 
 
 if __name__ == "__main__":
     model, port, template, timeout = sys.argv[1:]
-    on_cpu = (Path(model) / "fault").read_text() == "gone"
+    on_cpu = (Path(model) / "fault").read_text() in ("gone", "plan")
     options = EngineOptions(
         model=ModelOptions(load_format="dummy", chat_template=template, precision="float32"),
         device=DeviceOptions(device="cpu" if on_cpu else "cuda"),
