@@ -41,6 +41,11 @@ def alive(pid: int) -> bool:
     return True
 
 
+def begun(vetting: Vetting) -> list[str]:
+    """The kinds of those that it was heard of that they are being tried."""
+    return [asked.kind for asked in list(vetting._asked.values()) if asked.begun]
+
+
 def test_what_is_fine_passes_with_its_text_and_its_cost(vetting: Vetting) -> None:
     found = vetting("fine", "a", PATIENCE).result(PATIENCE)
     assert found.grammar == "A"
@@ -88,15 +93,50 @@ def test_a_vetter_that_dies_is_followed_by_another() -> None:
     vetting = Vetting(Patients, (Level(30.0, 1, 0),))
     assert vetting.pid == 0  # nobody has asked for anything
     assert vetting("fine", "a", PATIENCE).result(PATIENCE)
-    pid, lost = vetting.pid, vetting("endless", "a", PATIENCE)
+    pid = vetting.pid
     os.kill(pid, signal.SIGKILL)
-    assert isinstance(lost.exception(PATIENCE), NotNow)
-    wait_until(lambda: not alive(pid))
+    wait_until(lambda: not (alive(pid) or vetting.pid))
     assert vetting("fine", "b", PATIENCE).result(PATIENCE).grammar == "B"
     pid = vetting.pid
     vetting("endless", "b", PATIENCE)
     vetting.close()
     wait_until(lambda: not alive(pid))
+
+
+def test_a_vetter_that_is_killed_costs_no_grammar_its_verdict() -> None:
+    """Each is tried once more, and those that had not begun before those that had."""
+    vetting = Vetting(Patients, (Level(30.0, 1, 0),))
+    assert vetting("fine", "a", PATIENCE).result(PATIENCE)
+    pid, endless = vetting.pid, vetting("endless", "a", PATIENCE)
+    wait_until(lambda: begun(vetting) == ["endless"])
+    waiting = [vetting("fine", source, PATIENCE) for source in "bcd"]
+    os.kill(pid, signal.SIGKILL)
+    assert [one.result(PATIENCE).grammar for one in waiting] == ["B", "C", "D"]
+    assert vetting.pid not in (0, pid) and not endless.done()
+    os.kill(vetting.pid, signal.SIGKILL)
+    assert isinstance(endless.exception(PATIENCE), NotNow), "tried twice, and not a third time"
+    vetting.close()
+
+
+def test_a_grammar_that_kills_its_vetter_takes_no_other_with_it() -> None:
+    vetting = Vetting(Patients, (Level(30.0, 1, 0),))
+    killing = vetting("killing", "a", PATIENCE)
+    waiting = [vetting("fine", str(number), PATIENCE) for number in range(5)]
+    assert [one.result(PATIENCE).grammar for one in waiting] == list("01234")
+    assert isinstance(killing.exception(PATIENCE), NotNow)
+    assert vetting("fine", "b", PATIENCE).result(PATIENCE).grammar == "B"
+    vetting.close()
+
+
+def test_a_vetter_that_cannot_start_is_not_started_for_ever(monkeypatch) -> None:
+    vetting, started = Vetting(Patients, LEVELS), []
+    monkeypatch.setattr("overdrive.grammar.vetting.MAIN", "{!r}, {}; raise SystemExit(1)")
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **how: started.append(1) or popen(*given, **how))
+    lost = [vetting("fine", str(number), PATIENCE) for number in range(3)]
+    assert all(isinstance(one.exception(PATIENCE), NotNow) for one in lost)
+    assert 2 <= len(started) <= 6
+    vetting.close()
 
 
 def test_a_child_that_is_stopped_keeps_no_place(vetting: Vetting) -> None:

@@ -5,7 +5,7 @@ from a process that holds nothing but the vocabulary, under limits that the kern
 deadline. A child costs a few milliseconds; a crash or a stack that overflows is its own.
 
     engine (vetting.py)  -- kind, source -->  vetter  -- fork -->  child: composes, compiles, tries
-                         <-- Vetted or why not --     <-- pipe --
+             <-- begun, Vetted or why not --          <-- pipe --
 
 Children run by levels (`levels.py`): those that need more time than theirs gives begin again on the next. Knows sources
 and the compiler that it is given; never requests. One thread, so that forking is safe.
@@ -104,6 +104,7 @@ class Vetter:
         if time.monotonic() > job.until:
             self._settle(job, NotNow(TOO_LATE))
             return
+        self._asks.send((job.number, None))  # should this process not outlive it, the engine knows whom to suspect
         child = self._given(self._spare.pop(), job) if self._spare else None
         child = child or self._given(self._fork(), job)
         if child is None:

@@ -33,16 +33,35 @@ STUCK_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A grammar without a verdict. until: by time.monotonic."""
+MOST_TRIES = 2
+"""Of one grammar, each by another process."""
 
-    verdict: Future[Vetted]
+Living = tuple[subprocess.Popen[bytes], Connection]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A grammar without a verdict.
+
+    until: by time.monotonic. pipe: to the process that has it; None before the first. tries: processes that have had
+    it. begun: whether one of them had begun with it.
+    """
+
+    kind: str
+    source: str
     until: float
+    verdict: Future[Vetted]
+    pipe: Connection | None = None
+    tries: int = 0
+    begun: bool = False
 
 
 class Vetting:
-    """Owns the process. `__call__` may be called by any thread."""
+    """Owns the process. `__call__` may be called by any thread.
+
+    Where the process dies, what it had is tried once more by the next, those last that it had begun with: one of them
+    may be why.
+    """
 
     def __init__(
         self, make: Callable[[], Compiler], levels: Sequence[Level] = LEVELS, patience: float = STUCK_SECONDS
@@ -56,7 +75,7 @@ class Vetting:
         self._lock = threading.Lock()
         self._asked: dict[int, _Asked] = {}
         self._asks = 0
-        self._living: list[tuple[subprocess.Popen[bytes], Connection]] = []  # none, or the one
+        self._living: list[Living] = []  # none, or the one
 
     def __call__(self, kind: str, source: str, seconds: float) -> Future[Vetted]:
         """Have a grammar tried within `seconds`. Ends with BadRequest where it cannot be used, NotNow by no fault of
@@ -65,8 +84,8 @@ class Vetting:
         with self._lock:
             self._asks += 1
             number = self._asks
-            self._asked[number] = _Asked(future, time.monotonic() + seconds)
-        self._sender.submit(self._send, number, (kind, source, seconds))
+            self._asked[number] = _Asked(kind, source, time.monotonic() + seconds, future)
+        self._sender.submit(self._send, number)
         return future
 
     @property
@@ -75,17 +94,30 @@ class Vetting:
         with self._lock:
             return self._living[0][0].pid if self._living else 0
 
-    def _send(self, number: int, asked: tuple[str, str, float]) -> None:
+    def _send(self, number: int) -> None:
+        """By the sender's thread alone."""
         try:
-            self._pipe().send((number, *asked))
-        except OSError as error:
+            process, pipe = self._given(number) or self._start(number)
+        except OSError as error:  # the system has no process to give
             self._settle(number, NotNow(f"the grammar could not be compiled: {error}"))
+            return
+        try:
+            asked = self._asked[number]
+            pipe.send((number, asked.kind, asked.source, asked.until - time.monotonic()))
+        except OSError:
+            _end(process)  # what it had is then for `_read` to see to
 
-    def _pipe(self) -> Connection:
-        """To the process that runs, or to a new one."""
+    def _given(self, number: int) -> Living | None:
+        """The process that lives, which has this grammar from now on."""
         with self._lock:
-            if self._living:
-                return self._living[0][1]
+            for living in self._living:
+                asked = self._asked[number]
+                asked.pipe, asked.tries = living[1], asked.tries + 1
+                return living
+        return None
+
+    def _start(self, number: int) -> Living:
+        """A new process, which has this grammar."""
         ours, theirs = Pipe()
         process = subprocess.Popen(
             [sys.executable, "-c", MAIN.format(sys.path, theirs.fileno())],
@@ -97,24 +129,43 @@ class Vetting:
         theirs.close()
         with self._lock:
             self._living.append((process, ours))
+        self._given(number)  # before anybody reads, and might find that the process is gone
         threading.Thread(target=self._read, args=(process, ours), name="vetting-reads", daemon=True).start()
-        ours.send((self._make, self._levels))
-        return ours
+        with suppress(OSError):  # so will the grammar's sending find
+            ours.send((self._make, self._levels))
+        return process, ours
 
     def _read(self, process: subprocess.Popen[bytes], pipe: Connection) -> None:
         with suppress(EOFError, OSError):
             while True:
                 if pipe.poll(LOOK_SECONDS):
-                    self._settle(*pipe.recv())
+                    self._hear(*pipe.recv())
                 elif self._stuck():
                     break
         with self._lock:
             self._living.clear()
-            lost = list(self._asked)
-        for number in lost:
-            self._settle(number, NotNow(LOST))
+            lost = [(asked.begun, number) for number, asked in self._asked.items() if asked.pipe is pipe]
         _end(process)
         pipe.close()
+        for _, number in sorted(lost):
+            self._try_again(number)
+
+    def _hear(self, number: int, verdict: Vetted | Exception | None) -> None:
+        """verdict: None says that the process begins with this grammar."""
+        if verdict is not None:
+            self._settle(number, verdict)
+            return
+        with self._lock:
+            if asked := self._asked.get(number):
+                asked.begun = True
+
+    def _try_again(self, number: int) -> None:
+        asked = self._asked[number]
+        if asked.tries < MOST_TRIES and time.monotonic() < asked.until:
+            with suppress(RuntimeError):  # all is being closed
+                self._sender.submit(self._send, number)
+                return
+        self._settle(number, NotNow(LOST))
 
     def _stuck(self) -> bool:
         with self._lock:
