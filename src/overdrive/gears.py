@@ -6,6 +6,7 @@ Knows options, a device's runner and where costs are kept; must never know reque
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from overdrive.device.rehearsal import Rehearsal
 from overdrive.draft import Choice
 from overdrive.limits import Limits
 from overdrive.loop import F, Runner
-from overdrive.machine import cache_folder
+from overdrive.machine import cache_folder, load_average
 from overdrive.model.fingerprint import fingerprint
 from overdrive.model.weights import Loaded
 from overdrive.policy.controller import Beliefs, Controller, FixedDrafts
@@ -32,6 +33,8 @@ from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
 from overdrive.policy.setting import Setting, parse_setting
 from overdrive.progress import Progress
+
+log = logging.getLogger("overdrive.gears")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,23 @@ def _named(folder: str) -> str:
 class Gears:
     """A controller, and what can be reported of the costs it weighs: nothing for one that weighs none.
 
-    speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key and its "origin":
-    measured, stored or assumed. beliefs: what the controller expects by now.
+    speculation: who decides, as `DraftOptions.speculation` says. costs: the table, its key, "origin" and "doubt" as in
+    `FoundCosts`. beliefs: what the controller expects by now.
     """
 
     controller: Controller
     speculation: str = "custom"
     costs: dict[str, Any] = field(default_factory=dict)
     beliefs: Callable[[], Beliefs] = Beliefs
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCosts:
+    """A table, where it is from, and why its figures may be wrong; "" where nothing speaks for that."""
+
+    table: CostTable
+    origin: Literal["measured", "stored", "assumed"]
+    doubt: str = ""
 
 
 def settle_drafts(options: DraftOptions) -> DraftOptions:
@@ -116,26 +128,31 @@ def open_gears(
     """
     if setting.rule != "auto" or not setting.drafts:
         return Gears(FixedDrafts(setting.drafts), site.options.draft.speculation)
-    found, origin = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
-    costs = found.as_run(row_sizes, site.device.lookahead > 0)  # a runner finds its sizes anew at every start
-    report = {"origin": origin, **costs.to_dict(dict(site.key(setting.plans)))}
+    found = find_costs(setting.plans, runner, site, CostStore(cache_folder() / "costs"), progress)
+    costs = found.table.as_run(row_sizes, site.device.lookahead > 0)  # a runner finds its sizes anew at every start
+    report = {"origin": found.origin, "doubt": found.doubt, **costs.to_dict(dict(site.key(setting.plans)))}
     gearbox = Gearbox(costs, AcceptanceEstimator(sources, setting.drafts), setting.plans, site.choice.window)
     return Gears(gearbox, site.options.draft.speculation, report, gearbox.beliefs)
 
 
 def find_costs(
     plans: tuple[int, ...], runner: Runner[F], site: Site, store: CostStore, progress: Progress
-) -> tuple[CostTable, Literal["measured", "stored", "assumed"]]:
-    """The costs of steps with each of `plans` drafts, and with none."""
+) -> FoundCosts:
+    """The costs of steps with each of `plans` drafts, and with none. Those in doubt are not stored."""
     key = site.key(plans)
     stored = store.load(key)
     if stored is not None:
-        return stored, "stored"
+        return FoundCosts(stored, "stored")
     vocab, padded = site.loaded.config.vocab, site.sizes.padded
     rehearsal = Rehearsal(runner, site.limits, site.n_pages, vocab, site.device.lookahead, padded)
     try:
-        costs = measure_costs(rehearsal, site.sizes, plans, lambda done, total: progress("costs", done, total))
+        load = load_average()
+        measured = measure_costs(rehearsal, site.sizes, plans, lambda done, total: progress("costs", done, total))
     except NoRoom:  # an engine so small serves nevertheless, and learns as it does
-        return assumed_costs(plans), "assumed"
-    store.save(key, costs)
-    return costs, "measured"
+        return FoundCosts(assumed_costs(plans), "assumed")
+    doubt = measured.doubt(max(load, load_average()))
+    if doubt:
+        log.warning("%s; the next start measures them again", doubt)
+    else:
+        store.save(key, measured.table)
+    return FoundCosts(measured.table, "measured", doubt)

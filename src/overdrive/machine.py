@@ -22,6 +22,11 @@ def usable_cores() -> int:
     return max(1, min(len(cores), _quota_cores()))
 
 
+def load_average() -> float:
+    """Processes that ran or wanted to in the last minute, for each of the machine's processors; 0 where nobody says."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+
+
 def processor() -> str:
     """The processor's name, and how many of its cores this process may use."""
     lines = (line.partition(":") for line in _read(Path("/proc/cpuinfo")).splitlines())

@@ -129,7 +129,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     drafts; `Tokens.source` is an index into it. simulated_acceptance: drafts are accepted by chance and the text is
     meaningless (`DraftOptions.simulate_acceptance`); "" where drafts are verified. speculation: who decides how
     much is drafted, as `DraftOptions.speculation` says. plans: the Ks beside 0 to decide among. costs: what is weighed
-    for that, `CostTable.to_dict` and "origin": measured, stored or assumed; empty where nothing is weighed.
+    for that, `CostTable.to_dict`, "origin" (measured, stored or assumed) and "doubt", a line that says why they may be
+    wrong, or ""; empty where nothing is weighed.
     """
 
     model: str

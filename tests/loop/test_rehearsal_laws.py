@@ -30,7 +30,7 @@ def sizes(**given) -> CostSizes:
 
 def rehearse(b: Bench, given: CostSizes, plans: tuple[int, ...] = (1, 3), lookahead: int = 0):
     rehearsal = Rehearsal(b.runner, b.scheduler.limits, PAGES, VOCAB, lookahead, given.padded)
-    return measure_costs(rehearsal, given, plans, lambda done, total: None)
+    return measure_costs(rehearsal, given, plans, lambda done, total: None).table
 
 
 def answer(b: Bench, requests: list[Request]) -> None:

@@ -28,7 +28,7 @@ def costs() -> CostTable:
     )
 
 
-COSTS = costs().to_dict({"machine": "this"})
+COSTS = {"doubt": "", **costs().to_dict({"machine": "this"})}
 AUTO = msgspec.structs.replace(INFO, speculation="auto", plans=PLANS, costs={"origin": "measured", **COSTS})
 
 

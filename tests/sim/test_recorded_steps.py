@@ -88,7 +88,7 @@ def drive(gearbox: Gearbox, machine: H200, rows: int, positions: int, p: float, 
 @pytest.mark.parametrize("rows", ROWS)
 def test_auto_is_as_fast_as_the_best_k_on_a_machine_like_an_h200(rows: int, positions: int, p: float) -> None:
     machine = H200(seed=rows + positions)
-    costs = measure_costs(machine, SIZES, KS[1:], lambda done, total: None)  # type: ignore[arg-type]
+    costs = measure_costs(machine, SIZES, KS[1:], lambda done, total: None).table  # type: ignore[arg-type]
     gearbox = Gearbox(costs, AcceptanceEstimator(("drafter",), max(KS)), KS[1:])
     chosen = drive(gearbox, machine, rows, positions, p, seed=positions)
     seconds = {k: machine.whole(rows, k, positions) for k in KS}

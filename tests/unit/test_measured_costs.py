@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -54,7 +56,7 @@ class Machine:
 @pytest.mark.parametrize("context", [256, 1000, 2048, 8000])
 def test_a_measured_table_tells_what_the_machine_takes(rows: int, k: int, context: int) -> None:
     machine = Machine()
-    table = measure_costs(machine, SIZES, PLANS, lambda done, total: None)  # type: ignore[arg-type]
+    table = measure_costs(machine, SIZES, PLANS, lambda done, total: None).table  # type: ignore[arg-type]
     told = table.plain(rows, k, rows * k, rows * context) + table.draft(k, rows, rows * context)
     assert told == pytest.approx(machine.rest(rows, k, context) + machine.draft(rows, k, context), rel=0.06)
 
@@ -65,3 +67,32 @@ def test_steps_of_the_most_rows_that_there_may_be_are_timed(most: int) -> None:
     sizes = CudaDevice(torch.device("cpu")).cost_sizes(limits).rows
     assert sizes[-1] == most and sizes[0] == 1
     assert list(sizes) == sorted(set(sizes))
+
+
+class Unsteady(Machine):
+    """A `share` of the steps takes three times as long; each has a hundredth or two of its own."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._rng = share, random.Random(0)
+
+    def decode(self, rows: int, drafts: int, steps: int, context: int, texts: int) -> list[Timed]:
+        found = []
+        for timed in super().decode(rows, drafts, steps, context, texts):
+            slower = (3 if self._rng.random() < self._share else 1) * self._rng.uniform(1.0, 1.02)
+            found.append(Timed(timed.tokens, timed.context, timed.draft * slower, timed.rest * slower))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("share", "load", "said"),
+    [
+        (0.0, 1.0, ""),  # this process alone, on every processor
+        (0.1, 0.0, ""),
+        (0.5, 0.0, "equal steps took up to 3.0 times as long"),
+        (0.0, 2.0, "2.0 processes wanted each of its processors"),
+    ],
+)
+def test_costs_of_a_busy_machine_are_in_doubt(share: float, load: float, said: str) -> None:
+    found = measure_costs(Unsteady(share), SIZES, PLANS, lambda done, total: None)  # type: ignore[arg-type]
+    doubt = found.doubt(load)
+    assert said in doubt and bool(doubt) == bool(said) and "\n" not in doubt

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from statistics import median
 
 import numpy as np
 
@@ -25,6 +26,10 @@ WAY = 2
 
 ROUNDS = (2, 3)
 """Steps that are timed at each visit to a size, behind one that is not: five in all, some of them later."""
+
+BUSY_LOAD, BUSY_SCATTER = 1.25, 1.5
+"""Processes for each processor, and `Measured.scatter`, above which costs are in doubt. On two cores measuring alone
+comes to 0.7 and 1.05; beside two processes that compute all the time to 1.7, and to 1.25 where they come and go."""
 
 FAR = 1 << 20
 """Positions of a row up to which a step's time is said to rise as memory is read."""
@@ -104,8 +109,33 @@ class Cell:
         """Seconds."""
         return typical(timed.draft + timed.rest for timed in self.found)
 
+    @property
+    def scatter(self) -> float:
+        """The upper quartile of its steps' seconds over the lower one: 1 where all took the same."""
+        seconds = sorted(timed.draft + timed.rest for timed in self.found)
+        return seconds[3 * len(seconds) // 4] / max(typical(seconds), 1e-9)
 
-def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], tell: Tell) -> CostTable:
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """scatter: of steps of one size, the median over sizes; `Cell.scatter`."""
+
+    table: CostTable
+    scatter: float
+
+    def doubt(self, load: float) -> str:
+        """Why the table may be that of a slower machine, in one line; "" where nothing speaks for it.
+
+        load: processes that wanted to run while it was measured, for each of the machine's processors.
+        """
+        if load > BUSY_LOAD:
+            return f"costs were measured on a busy machine: {load:.1f} processes wanted each of its processors"
+        if self.scatter > BUSY_SCATTER:
+            return f"costs were measured on a busy machine: equal steps took up to {self.scatter:.1f} times as long"
+        return ""
+
+
+def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], tell: Tell) -> Measured:
     """The costs of steps with each of `plans` drafts, and with none. Raises NoRoom where not two sizes fit."""
     deadline = time.perf_counter() + sizes.seconds
     steps = 1 + max(ROUNDS)
@@ -119,7 +149,7 @@ def measure_costs(rehearsal: Rehearsal, sizes: CostSizes, plans: Sequence[int], 
     _visit(rehearsal, sizes, _coarse_first(cells), deadline, tell)
     measured = [cell for cell in cells if cell.found]
     longer = _longer(rehearsal, sizes, measured, plans, deadline)
-    return _table(measured, longer, sizes)
+    return Measured(_table(measured, longer, sizes), median(cell.scatter for cell in measured))
 
 
 def _coarse_first(cells: list[Cell]) -> list[Cell]:

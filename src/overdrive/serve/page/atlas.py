@@ -53,7 +53,7 @@ class Atlas:
         return Map(self._rows, self._contexts, fitting, bool(self._info.costs), learnt)
 
     def _weighed(self, planning: PlanStats, learnt: bool) -> list[list[Choice]]:
-        stored = {name: value for name, value in self._info.costs.items() if name != "origin"}
+        stored = {name: value for name, value in self._info.costs.items() if name not in ("origin", "doubt")}
         costs = CostTable.from_dict({**stored, **planning.costs}, stored["key"])
         survival = planning.survival if learnt else []
         return chart(costs, self._info.plans, survival, self._rows, self._contexts)
