@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from overdrive.bench.arms import parse_arms
+from overdrive.bench.client import Sample
 from overdrive.bench.commands import bench
 from overdrive.bench.load import closed, ramp, replay
-from overdrive.bench.plan import Maker, Mixture, outlook, stages
+from overdrive.bench.plan import Maker, Mixture, Pace, blocks, outlook, stages, time_left
 from overdrive.bench.prompts import Source
 from overdrive.bench.ratios import table
 from overdrive.bench.records import read_results
@@ -356,6 +357,24 @@ def test_a_sweep_says_how_much_it_will_be_before_it_begins(tmp_path, fake, capsy
     assert "--concurrency" in told
 
 
-def test_a_long_run_is_said_in_minutes():
-    asks = [MAKER.several(500)] * 4
-    assert "60,000 answers, 360,000 tokens at most in all: 6 minutes where 1,000 tokens/s" in outlook(3, asks, 10)
+def test_how_much_a_run_is_is_said_before_it_begins():
+    asks = [MAKER.several(1000), MAKER.several(1000)]
+    assert "60,000 answers, 360,000 tokens at most in all" in outlook(3, asks, 10)
+
+
+def test_how_long_a_run_takes_follows_from_how_its_arms_answer():
+    """Two users who wait 1 s for a first token and 0.5 s for each of five more: a turn of 8 answers is 4 x 3.5 s."""
+    arms, asks = parse_arms(("a={}", "b={}"), "http://x"), {2.0: MAKER.several(8), 4.0: MAKER.several(16)}
+    samples = [Sample("plain", 6, start, start + 1.0, start + 3.5, 3, 6) for start in (0.0, 0.0, 3.5)]
+    slow, lost = Pace.of(samples, 2), Sample("plain", 6, 9.0, 0.0, 99.0, error="lost")
+    assert slow == Pace.of([*samples, lost], 2) and Pace.of([lost], 2) is None
+    assert slow.seconds(asks[2.0]) == pytest.approx(14.0)
+    paces, todo = {"a": slow, "b": Pace(2, 0.5, 0.25)}, list(blocks(arms, [2.0, 4.0], 4))
+    assert "about 4 minutes" in time_left(todo, asks, paces)  # 4 x (14 + 7) and twice that
+    assert "about 14 seconds" in time_left([block for block in todo if block.arm.name == "a"][3:4], asks, paces)
+
+
+def test_how_long_the_rest_may_take_is_said_at_every_load(fake, tmp_path, capsys):
+    run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", AUTO, "--concurrency", "1,3")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("about", "block"))]
+    assert [line.split()[0] for line in said] == ["about", "block", "block"] * 2

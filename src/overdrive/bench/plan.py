@@ -6,17 +6,17 @@ Pure: from options, texts and arrivals to requests. Knows nothing of connections
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from overdrive.bench.arms import Arm, turns
-from overdrive.bench.client import Ask
+from overdrive.bench.client import Ask, Sample
 from overdrive.bench.prompts import Source
 from overdrive.bench.traces import Arrival
 from overdrive.errors import OverdriveError
 
-RATE = 1000  # tokens/s, of a server that nobody has measured yet
+PAUSE_SECONDS = 0.4  # between two turns: counters are read
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
@@ -108,12 +108,40 @@ def blocks(arms: Sequence[Arm], loads: Sequence[float], repeats: int) -> Iterato
 def outlook(arms: int, asks: Iterable[Sequence[Ask]], repeats: int) -> str:
     """How much a run will ask for, and how it could be less. asks: of each load."""
     limits = [ask.body["max_tokens"] for several in asks for ask in several] * (arms * repeats)
-    seconds = sum(limits) / RATE
-    time = f"{seconds / 60:.0f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
     return (
-        f"{len(limits):,} answers, {sum(limits):,} tokens at most in all: {time} where {RATE:,} tokens/s are written; "
+        f"{len(limits):,} answers, {sum(limits):,} tokens at most in all; "
         "fewer of --concurrency, --rounds, --repeats or --max-tokens make it shorter"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How an arm answered so many users at once. first: mean seconds to a first token. token: of each later one."""
+
+    users: int
+    first: float
+    token: float
+
+    @staticmethod
+    def of(samples: Sequence[Sample], users: int) -> Pace | None:
+        """None where no answer came whole."""
+        whole = [one for one in samples if not one.error and one.first]
+        if not whole:
+            return None
+        later = sum(max(0, one.output_tokens - 1) for one in whole)
+        first = sum(one.first - one.start for one in whole) / len(whole)
+        return Pace(users, first, sum(one.end - one.first for one in whole) / max(1, later))
+
+    def seconds(self, asks: Sequence[Ask]) -> float:
+        """Of a turn in which each answer is as long as it may be, were no more written a second than by now."""
+        return sum(self.first + (ask.max_tokens - 1) * self.token for ask in asks) / self.users
+
+
+def time_left(todo: Iterable[Block], asks: Mapping[float, Sequence[Ask]], paces: Mapping[str, Pace]) -> str:
+    """How long these blocks take at most, as it stands. paces: by arm, at the load of the first block."""
+    seconds = sum(PAUSE_SECONDS + paces[block.arm.name].seconds(asks[block.load]) for block in todo)
+    time = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+    return f"about {time} from here where answers are as long as they may be and more users get no more tokens/s"
 
 
 def stages(peak: int) -> list[int]:

@@ -18,13 +18,13 @@ from overdrive.bench.arms import Arm
 from overdrive.bench.client import Ask, Sample, alive, send
 from overdrive.bench.lever import put_back, shift
 from overdrive.bench.load import Send, closed
-from overdrive.bench.plan import Block, blocks
+from overdrive.bench.plan import Block, Pace, blocks, time_left
 from overdrive.bench.records import Writer
 from overdrive.bench.target import Target, counters, meet
 from overdrive.errors import OverdriveError
 
 WARM_TOKENS = 8
-WARM_USERS = 4  # at least: a trace may hold hundreds of prompts
+WARM_USERS = 4  # at least where a load is no number of users: a trace may hold hundreds of prompts
 STATS_SECONDS = 0.3  # an engine tells its counters a few times a second: the last change of a block must have arrived
 
 
@@ -50,7 +50,8 @@ class Job:
     """What is to be measured. asks: requests by load. shape: puts the requests of a load on a server.
 
     facts: what the `run` line says beside arms and servers. out: file for the results, None for a name with the date.
-    outlook: what is said before it begins of how much it will be; "" where the clock says when it ends.
+    outlook: what is said before it begins of how much it will be; "" where the clock says when it ends. Else loads are
+    numbers of users, and how long the rest may take is said at the beginning of each.
     """
 
     arms: Sequence[Arm]
@@ -118,10 +119,12 @@ class Session:
         """Every block in its turn; before the first one of a load the servers are warmed up for it."""
         job, warm = self.job, set[float]()
         todo = list(blocks(job.arms, list(job.asks), job.repeats))
-        for block in todo:
+        for place, block in enumerate(todo):
             if block.load not in warm:
-                await self._warm_up(job.asks[block.load], block.load)
+                paces = await self._warm_up(job.asks[block.load], block.load)
                 warm.add(block.load)
+                if job.outlook and len(paces) == len(job.arms):
+                    self.progress.say(time_left(todo[place:], job.asks, paces))
             self.progress.block(block, len(todo))
             await self._block(block)
 
@@ -144,18 +147,27 @@ class Session:
         grown = {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name)}
         self.writer.block(block, seconds, grown)
 
-    async def _warm_up(self, asks: Sequence[Ask], load: float) -> None:
-        """Sends each server all prompts once, so that every arm finds the same prefix cache, and each arm a few."""
-        users, seen = max(WARM_USERS, min(64, round(load))), set[str]()
+    async def _warm_up(self, asks: Sequence[Ask], load: float) -> dict[str, Pace]:
+        """Sends each server all prompts once, so that every arm finds the same prefix cache, and each arm a few.
+
+        Returns the paces of those arms that gave an answer.
+        """
+        least = 1 if self.job.outlook else WARM_USERS
+        users, seen, paces = max(least, min(64, round(load))), set[str](), dict[str, Pace]()
         for arm in self.job.arms:
             await self._shift(arm)
+            samples: list[Sample] = []
             short = [replace(ask, body={**ask.body, "max_tokens": WARM_TOKENS}) for ask in asks]
 
-            async def ask_one(ask: Ask, arm: Arm = arm) -> None:
-                await self._check(arm, await self._send(arm, ask))
+            async def ask_one(ask: Ask, arm: Arm = arm, samples: list[Sample] = samples) -> None:
+                samples.append(await self._send(arm, ask))
+                await self._check(arm, samples[-1])
 
             await closed(short[: users if arm.url in seen else len(short)], users, ask_one)
             seen.add(arm.url)
+            if pace := Pace.of(samples, min(users, len(short))):
+                paces[arm.name] = pace
+        return paces
 
     async def _shift(self, arm: Arm) -> None:
         try:
