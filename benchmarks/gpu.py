@@ -37,7 +37,6 @@ from overdrive.config import (
     SchedulerOptions,
 )
 from overdrive.device.cuda import attention, few
-from overdrive.device.cuda import early as launches
 from overdrive.engine import Engine, build
 from overdrive.types import SamplingParams
 from shared import Dial
@@ -281,11 +280,10 @@ def main() -> None:
     parser.add_argument("--max-len", type=int, default=8192)
     parser.add_argument("--kernels", type=int, default=16, help="lines of each breakdown")
     parser.add_argument("--kv-tokens", type=int, default=0)
-    parser.add_argument("--early", action="store_true", help="set kernels up while those before them run")
     parser.add_argument("--few", type=int, default=few.MOST_TOKENS, help="tokens up to which products are ours, or 0")
     parser.add_argument("--apart", action="store_true", help="rotate and store by a launch of its own in every step")
     args = parser.parse_args()
-    launches.EARLY, few.MOST_TOKENS = args.early, args.few
+    few.MOST_TOKENS = args.few
     attention.MOST_FOLDED = 0.0 if args.apart else attention.MOST_FOLDED
     console = Console(width=110)
     parts: set[str] = set(args.parts)

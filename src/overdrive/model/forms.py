@@ -16,7 +16,6 @@ from overdrive.device.cpu.elementwise import CpuOps
 from overdrive.device.cpu.linear import LinearKernels, PackedLinear
 from overdrive.device.cpu.packing import Packed, pack_float32, pack_gguf, pack_int8
 from overdrive.device.cpu.team import Team
-from overdrive.device.cuda import early as launches
 from overdrive.device.cuda.linear import BlockedLinear, Fp8Linear, Int4Linear, Int8Linear, ScoringLinear
 from overdrive.device.cuda.ops import FLOATS, CudaOps
 from overdrive.errors import OverdriveError
@@ -95,7 +94,7 @@ def cuda_form(precision: Precision, device: torch.device) -> Form:
         raise OverdriveError(f"precision 'fp8' needs a GPU of compute capability 8.9 or more; {device} has less")
     dtype = _CUDA_DTYPES.get(precision, torch.bfloat16)
     kernels = device.type == "cuda" and dtype in FLOATS
-    ops = CudaOps(dtype, device, launches.EARLY) if kernels else TorchOps(dtype, device)
+    ops = CudaOps(dtype, device) if kernels else TorchOps(dtype, device)
     dense = dense_factory(dtype, device)
     linears = quantised_factory(_CUDA_LINEARS[precision], dtype, device) if precision in _CUDA_LINEARS else dense
     half = dtype in (torch.bfloat16, torch.float16)

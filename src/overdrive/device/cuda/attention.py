@@ -16,7 +16,6 @@ from torch import Tensor
 
 from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttention
 from overdrive.device.batch import Batch
-from overdrive.device.cuda import early as launches
 from overdrive.device.cuda.store import power_of_two, require_dense, rope_store_triton, store_triton
 from overdrive.errors import OverdriveError
 from overdrive.model.ops import Angles, Attention
@@ -101,13 +100,18 @@ class SplitSpace:
 
     @classmethod
     def allocate(
-        cls, networks: Iterable[Heads], queries: int, device: torch.device | str, processors: int = 0
+        cls,
+        networks: Iterable[Heads],
+        queries: int,
+        device: torch.device | str,
+        processors: int = 0,
+        early: bool = False,
     ) -> SplitSpace:
         """Room for any pass of these networks with short rows of up to `queries` tokens.
 
-        processors: 0 for those of the device.
+        processors: 0 for those of the device. early: as in `CudaOps`; GPUs before Hopper cannot.
         """
-        device, early = torch.device(device), launches.EARLY
+        device = torch.device(device)
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             processors, early = processors or properties.multi_processor_count, early and properties.major >= 9

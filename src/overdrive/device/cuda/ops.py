@@ -33,8 +33,9 @@ class CudaOps:
 
     Elements of a row lie next to each other, rows and heads may have any stride. Nothing is read back, so every method
     can be part of a CUDA graph. early: kernels are set up while those before them still run (programmatic dependent
-    launch). products: of few tokens; without them, those of built-in tilings. Raises OverdriveError for a type that the
-    kernels do not compute in.
+    launch, Hopper and later): alone the small ones of a layer take 4.0 us instead of 6.0 us then, but between the
+    products of a whole step no gain was seen, so no step asks for it. products: of few tokens; without them, those of
+    built-in tilings. Raises OverdriveError for a type that the kernels do not compute in.
     """
 
     def __init__(
