@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from overdrive.device.cuda.few import HEIGHTS, Choose, FewProducts, Kind, Tiling, choose_tiling
+from overdrive.device.cuda.few import HEIGHTS, Choose, FewProducts, Kind, Tiling, choose_tiling, room_of
 from overdrive.device.cuda.ops import CudaOps
 from overdrive.model.transformer import DenseLinear, Linear
 
@@ -79,7 +79,7 @@ class Case:
         return self.rows * self.inputs * DTYPE.itemsize
 
     def built_in(self, height: int) -> Tiling:
-        return choose_tiling(self.kind, self.outputs, self.inputs, height)
+        return choose_tiling(self.kind, self.outputs, self.inputs, height, room_of(DEVICE))
 
     def trials(self, mapped: bool) -> list[Tiling]:
         """Tilings that fit and make about as many programs as run at once."""
@@ -310,7 +310,7 @@ def main() -> None:
     )
     with torch.inference_mode():
         if options.chain:
-            print_layers(Layers(hidden, mlp, options.qkv), "built in", choose_tiling)
+            print_layers(Layers(hidden, mlp, options.qkv), "built in", partial(choose_tiling, room=room_of(DEVICE)))
         else:
             found = search_all(cases, not options.plain)
             print_layers(Layers(hidden, mlp, options.qkv), "found", lambda *case: found[case])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from overdrive.device.attention.reference import PagedKV, ReferenceAttention
-from overdrive.device.cuda.few import HEIGHTS, FewProducts, Kind, Tiling, choose_tiling, most_tokens, takes
+from overdrive.device.cuda.few import HEIGHTS, LEAST_ROOM, FewProducts, Kind, Tiling, choose_tiling, most_tokens, takes
 from overdrive.device.cuda.ops import CudaOps
 from overdrive.model.assemble import Form, assemble, dense_factory
 from overdrive.model.dummy import RandomCheckpoint, tiny_config
@@ -29,8 +29,6 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET
 
 EPS = 1e-5
 HALF = {"cpu": torch.float16, "cuda": torch.bfloat16}  # the interpreter multiplies bfloat16 as if it were integers
-SHARED_BYTES = 99 << 10
-"""Of a program, on the smallest of the devices that have tensor cores."""
 
 # What the interpreter tries: plain, split unevenly, the weight as first operand, by descriptors.
 TILINGS = [
@@ -254,10 +252,11 @@ def test_what_cannot_be_multiplied_is_left_to_others() -> None:
 
 @pytest.mark.parametrize("kind", ["project", "gate"])
 @pytest.mark.parametrize("height", HEIGHTS)
-def test_every_shape_has_a_tiling_that_devices_have_room_for(kind: Kind, height: int) -> None:
+@pytest.mark.parametrize("room", [LEAST_ROOM, 164 << 10, 227 << 10])
+def test_every_shape_has_a_tiling_that_devices_have_room_for(kind: Kind, height: int, room: int) -> None:
     for outputs, inputs in product((64, 576, 960, 4096, 6144, 14336, 28672), (64, 576, 1536, 4096, 8192, 14336)):
-        tiling = choose_tiling(kind, outputs, inputs, height)
-        assert tiling.shared_bytes(kind, height) <= SHARED_BYTES
+        tiling = choose_tiling(kind, outputs, inputs, height, room)
+        assert tiling.shared_bytes(kind, height) <= room
         assert 1 <= tiling.splits <= max(1, -(-inputs // tiling.depth)) and (kind == "project" or tiling.splits == 1)
         for size in (tiling.width, tiling.depth, tiling.warps):
             assert size & (size - 1) == 0 < size

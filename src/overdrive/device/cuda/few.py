@@ -9,6 +9,7 @@ On CPU tensors the kernels run in Triton's interpreter alone; a `DenseLinear` in
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeGuard
 
@@ -26,6 +27,10 @@ CAPABILITY = (9, 0)
 """Of the devices on which this was measured to pay; others keep to the library."""
 MOST_TILES = 4096
 """Of a product whose inputs are shared among programs: its outputs over those of a tile."""
+LEAST_ROOM = 99 << 10
+"""Bytes of shared memory that a program may have on the smallest of the devices that have tensor cores."""
+OWN_BYTES = 2 << 10
+"""Of that, what is not tiles."""
 PROCESSORS = 132
 """That the rule for shapes without a measured tiling has in mind. A constant: results depend on tilings."""
 
@@ -67,9 +72,23 @@ MEASURED: dict[tuple[Kind, int, int, int], Tiling] = {
 """By what `benchmarks/gpu_few.py` found on an H200; arguments of `choose_tiling`."""
 
 
-def choose_tiling(kind: Kind, outputs: int, inputs: int, height: int) -> Tiling:
-    """The measured tiling of a shape, or else one by a rule."""
-    return MEASURED.get((kind, outputs, inputs, height)) or tiling_by_rule(kind, outputs, inputs)
+def choose_tiling(kind: Kind, outputs: int, inputs: int, height: int, room: int = LEAST_ROOM) -> Tiling:
+    """The measured tiling of a shape where there is room for it, or else one by a rule.
+
+    room: bytes of shared memory that a program may have.
+    """
+    measured = MEASURED.get((kind, outputs, inputs, height))
+    if measured is not None and measured.shared_bytes(kind, height) <= room:
+        return measured
+    return tiling_by_rule(kind, outputs, inputs)
+
+
+def room_of(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have there, less what it takes for itself."""
+    if device.type != "cuda":
+        return LEAST_ROOM
+    properties: Any = torch.cuda.get_device_properties(device)  # its stubs do not know all of them
+    return max(LEAST_ROOM, properties.shared_memory_per_block_optin - OWN_BYTES)
 
 
 def tiling_by_rule(kind: Kind, outputs: int, inputs: int) -> Tiling:
@@ -85,12 +104,12 @@ def tiling_by_rule(kind: Kind, outputs: int, inputs: int) -> Tiling:
 class FewProducts:
     """Launches of the kernels for one device. Calls read nothing back, so they can be part of a CUDA graph.
 
-    choose: the tilings, which a benchmark may bring.
+    choose: the tilings, which a benchmark may bring; by default those that were measured, as far as there is room.
     Products must not overlap: programs that share a tile count themselves in memory that all of them use in turn.
     """
 
-    def __init__(self, device: torch.device, choose: Choose = choose_tiling) -> None:
-        self._choose = choose
+    def __init__(self, device: torch.device, choose: Choose | None = None) -> None:
+        self._choose = choose or partial(choose_tiling, room=room_of(device))
         self._arrivals = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
         self._kernels = import_module("overdrive.device.cuda.few_kernels")
 
