@@ -2,6 +2,7 @@
 
 Run: PYTHONPATH=src python benchmarks/grammar.py streams [--rows 1 16 64] [--arms off auto] [--tokens 48]
          [--pairs 40] [--seconds 220]
+         [--model llama-3.1-8b --load-format dummy --tokenizer SMOLLM2.gguf --draft none]
      PYTHONPATH=src python benchmarks/grammar.py forced --bfcl FOLDER [--count 40]
      PYTHONPATH=src python benchmarks/grammar.py hostile
 
@@ -154,6 +155,7 @@ def streams(args: argparse.Namespace, console: Console) -> None:
     for arm in args.arms:
         given: dict[str, Any] = {"draft": args.draft, "drafts": args.drafts, "overlap": args.overlap}
         given |= {"speculation": arm, "max_rows": max(args.rows), "kv_tokens": max(args.rows) * 512}
+        given |= {"load_format": args.load_format, "tokenizer": args.tokenizer, "chat_template": args.chat_template}
         with LLM(args.model, progress=False, **given) as llm:
             prompts = [_prompt(llm, f"List {topic} as JSON.") for topic in TOPICS]
             freeze_heap()  # as in the engine's own process: a full collection takes as long as 40 steps
@@ -264,6 +266,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["streams", "forced", "hostile"])
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument(
+        "--load-format", default="auto", help="dummy: random weights, of a model by name or config.json"
+    )
+    parser.add_argument("--tokenizer", default="", help="of streams, where the model has none")
+    parser.add_argument("--chat-template", default="", help="the same")
     parser.add_argument("--draft", default="eagle3")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
