@@ -52,10 +52,17 @@ def test_what_was_refused_is_counted_by_the_endpoint_that_it_asked_for(make_serv
     caplog.set_level(logging.INFO, "overdrive.serve")
     url = make_server(api_key=("sesame",)).url
     paths = ["/v1/models", "/v1/models/any/name", "/nowhere", "/nowhere/else"]
-    assert [httpx.get(url + path).status_code for path in paths] == [401] * 4
-    fields = [record.fields for record in caplog.records if record.message == "request"]
-    assert [f["endpoint"] for f in fields] == ["/v1/models", "/v1/models/{name:path}", "other", "other"]
-    assert {f["code"] for f in fields} == {"invalid_api_key"}
+    mine = {"X-Request-Id": "refused"}
+    assert [httpx.get(url + path, headers=mine).status_code for path in paths] == [401] * 4
+
+    def fields():
+        """Of the lines, which follow answers, and may follow those of an earlier test."""
+        found = [record.fields for record in list(caplog.records) if record.getMessage() == "request"]
+        return [one for one in found if one["id"] == "refused"]
+
+    wait_until(lambda: len(fields()) == 4, "lines are missing")
+    assert sorted(f["endpoint"] for f in fields()) == ["/v1/models", "/v1/models/{name:path}", "other", "other"]
+    assert {f["code"] for f in fields()} == {"invalid_api_key"}
     counted = httpx.get(url + "/metrics", headers={"Authorization": "Bearer sesame"}).text
     assert 'overdrive_requests_total{endpoint="/v1/models",status="401"} 1.0' in counted
     assert 'overdrive_requests_total{endpoint="other",status="401"} 2.0' in counted
@@ -174,10 +181,16 @@ def test_refusals_carry_the_request_id_too(http):
 
 def test_a_request_is_one_line_with_its_numbers(http, logged):
     http.post("/v1/completions", json={**ASK, "stream": True, "max_tokens": 5}, headers={"X-Request-Id": "abc"})
-    http.post("/v1/completions", json={**ASK, "n": 0})
-    http.get("/health")
-    lines = {(line["endpoint"], line["status"]): line for line in logged(3)}  # in any order: lines follow answers
-    whole = lines["/v1/completions", 200]
+    http.post("/v1/completions", json={**ASK, "n": 0}, headers={"X-Request-Id": "refused"})
+    http.get("/health", headers={"X-Request-Id": "probe"})
+
+    def by_id():
+        """Lines follow answers, in any order, and may follow those of an earlier test."""
+        return {line["id"]: line for line in logged(0)}
+
+    wait_until(lambda: by_id().keys() >= {"abc", "refused", "probe"}, "lines are missing")
+    lines = by_id()
+    whole = lines["abc"]
     measured = ("time", "seconds", "first_token_seconds")
     assert {name: value for name, value in whole.items() if name not in measured} == {
         "level": "info",
@@ -193,8 +206,8 @@ def test_a_request_is_one_line_with_its_numbers(http, logged):
         "queue_seconds": 0.25,
         "finish": "length",
     }
-    assert lines["/v1/completions", 400]["code"] == "invalid_value"
-    assert lines["/health", 200]["level"] == "debug"
+    assert (lines["refused"]["status"], lines["refused"]["code"]) == (400, "invalid_value")
+    assert (lines["probe"]["status"], lines["probe"]["level"]) == (200, "debug")
 
 
 def test_nothing_of_a_request_is_logged(http, server, logged, monkeypatch):
