@@ -32,7 +32,8 @@ def let_go(error: BaseException) -> BaseException:
     chain: list[BaseException] = [error]
     for one in chain:
         if one.__traceback__ is not None:
-            one.add_note("".join(["Raised at (most recent call last):\n", *traceback.format_tb(one.__traceback__)]))
+            if not hasattr(one, "__notes__"):  # the first time is enough of one that is raised again and again
+                one.add_note("".join(["Raised at (most recent call last):\n", *traceback.format_tb(one.__traceback__)]))
             traceback.clear_frames(one.__traceback__)
             one.__traceback__ = None
         chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
