@@ -244,7 +244,7 @@ def test_every_row_gets_its_own_masks(threads: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("patience", [inf, -1.0])
 def test_masks_that_are_filled_together_are_those_of_each_row(patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of rows that have ended or only just can, and where a step was too slow to be filled so again."""
-    monkeypatch.setattr("overdrive.grammar.walker.PATIENCE", patience)
+    monkeypatch.setattr("overdrive.grammar.walker.MASK_SECONDS", patience)
     monkeypatch.setattr("overdrive.grammar.walker.FEWEST_TOGETHER", 1)
     count, nine = 20, PIECES.index(b"9")
     moves = [(nine, 1, 0), (nine, 1, 0), (nine, 2, 0), (EOS, 2, 0), (EOS, 2, 1), (EOS, count, count)]

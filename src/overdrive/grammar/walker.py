@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 from numpy.typing import NDArray
 
-from overdrive.grammar.constraint import Constraint
+from overdrive.grammar.constraint import MASK_SECONDS, Constraint
 from overdrive.grammar.sheet import MaskSheet
 from overdrive.grammar.together import Together
 
@@ -31,8 +31,8 @@ FEWEST_TOGETHER = 16
 """Chains for which waking the library's threads is worth its time."""
 
 GUARDED_STEPS = 200
-"""Steps in which every row's time is counted, behind one in which all together took longer than PATIENCE: a row that
-takes 20 ms a mask has used up what it may take before they end."""
+"""Steps in which every row's time is counted, behind one in which all together took longer than MASK_SECONDS: a row of
+20 ms a mask has used up what it may take before they end, and slower ones than it may be are filled alone from then on."""
 
 Chain = tuple[int, Constraint, Sequence[int]]
 """A row of the step, its constraint, its drafts."""
@@ -86,7 +86,7 @@ class Walker:
             return numbered
         started = time.perf_counter()
         together.fill(places, sheet.bits)
-        if time.perf_counter() - started > PATIENCE:
+        if time.perf_counter() - started > MASK_SECONDS:  # else none of them did
             self._guarded = GUARDED_STEPS
         index, legal = sheet.index, sheet.legal
         for _, number in places:
