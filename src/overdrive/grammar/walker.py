@@ -32,7 +32,7 @@ FEWEST_TOGETHER = 16
 
 GUARDED_STEPS = 200
 """Steps in which every row's time is counted, behind one in which all together took longer than MASK_SECONDS: a row of
-20 ms a mask has used up what it may take before they end, and slower ones than it may be are filled alone from then on."""
+20 ms a mask has used up what it may take before they end. Any that has taken longer than it may goes on alone."""
 
 Chain = tuple[int, Constraint, Sequence[int]]
 """A row of the step, its constraint, its drafts."""
