@@ -4,8 +4,7 @@ Run: PYTHONPATH=src python benchmarks/masks.py [--rows 16 64 250] [--drafts 0 3]
          [--cold]
 
 Rows stand at random places of answers: JSON of short values, then one that is mostly a long string. walker: what the
-engine does, with the runs of what certainly follows (`ahead`) and without; together:
-as it fills rows without drafts where there are processors for it. library: llguidance's own threads, which
+engine does, with the runs of what certainly follows (`ahead`) and without. library: llguidance's own threads, which
 fill all masks of all rows in one call; it has neither those runs nor a limit for a row. Wall time is told, and behind
 it the processor's, which other work on the machine disturbs less. --cold: 64 MiB are written before every step, as a
 forward pass on a CPU reads the weights: nothing is in the caches then.
@@ -34,7 +33,6 @@ from overdrive.grammar.base import Vocabulary, mask_words
 from overdrive.grammar.constraint import Constrained
 from overdrive.grammar.guidance import GuidanceCompiler, GuidanceProgram
 from overdrive.grammar.sheet import blank_sheet
-from overdrive.grammar.together import Together
 from overdrive.grammar.walker import Walker
 from overdrive.model.weights import load
 from overdrive.text.loading import open_text
@@ -94,11 +92,10 @@ def timed(rows: Rows, steps: int, work: Callable[[], None]) -> Times:
     return tuple(1e6 * statistics.median(times) / len(rows.places) for times in (wall, processor))
 
 
-def walked(rows: Rows, steps: int, words: int, threads: int, ahead: bool, together: bool = False) -> Times:
-    walker, count = Walker(threads, ahead, Together(threads) if together else None), len(rows.places)
+def walked(rows: Rows, steps: int, words: int, threads: int, ahead: bool) -> Times:
+    walker, count = Walker(threads, ahead), len(rows.places)
     sheet = blank_sheet(count, count, rows.drafts + 1, words, (3, 4))
-    chains = rows.drafts > 0
-    found = timed(rows, steps, lambda: walker.fill(rows.chains, sheet, drafting=chains))
+    found = timed(rows, steps, lambda: walker.fill(rows.chains, sheet))
     walker.close()
     return found
 
@@ -137,13 +134,12 @@ def main() -> None:
     known = vocabulary(args.model)
     program = GuidanceCompiler(known)("json_schema", json.dumps({"type": "array", "items": PERSON}))
     table = Table(title="us a row, wall (processor)")
-    for name in ("text", "K", "rows", "threads", "walker", "walker, ahead", "walker, together", "library"):
+    for name in ("text", "K", "rows", "threads", "walker", "walker, ahead", "library"):
         table.add_column(name)
     texts = {name: known.encode(json.dumps(value)) for name, value in (("short values", SHORT), ("a string", LONG))}
     for (name, tokens), drafts, count, threads in product(texts.items(), args.drafts, args.rows, args.threads):
         given, width = (program, tokens, count, drafts, args.steps, args.cold), mask_words(known.size)
         found = [walked(Rows(*given), args.steps, width, threads, ahead) for ahead in (False, True)]
-        found.append(walked(Rows(*given), args.steps, width, threads, False, together=True))
         found.append(filled(Rows(*given), args.steps, width, threads))
         shown = (f"{wall:.0f} ({processor:.0f})" for wall, processor in found)
         table.add_row(name, str(drafts), str(count), str(threads), *shown)

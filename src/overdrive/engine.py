@@ -25,7 +25,6 @@ from overdrive.device.parallel.starting import start_ranks
 from overdrive.draft import Choice, choose
 from overdrive.errors import BadRequest, OverdriveError
 from overdrive.gears import Gears, Site, open_gears, settle_drafts
-from overdrive.grammar.together import Together
 from overdrive.grammar.walker import Walker
 from overdrive.limits import Limits
 from overdrive.loop import Loop
@@ -248,8 +247,7 @@ def _build(
     trace = Trace(Path(options.report.trace)) if options.report.trace else None
     meter = Meter(DraftCounts(runner.sources, setting.drafts), gears.beliefs)
     committer = Committer(scheduler, meter.counts, meter.add)
-    watches, threads = (trace.add,) if trace else (), device.mask_threads
-    walker = Walker(threads, device.writes_ahead, Together(threads) if threads > 1 else None)
+    watches, walker = (trace.add,) if trace else (), Walker(device.mask_threads, device.writes_ahead)
     loop = Loop(scheduler, lever, led, committer, device.lookahead, watches, walker)
     info = _describe(model, site, tokenizer.eos_ids, runner.sources, setting.drafts, plans, gears)
     compiling = open_compiling(tokenizer, info.vocab_size, info.eos_ids)

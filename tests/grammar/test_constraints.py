@@ -16,7 +16,6 @@ from overdrive.grammar.constraint import Constrained, Free
 from overdrive.grammar.guidance import GuidanceMatcher
 from overdrive.grammar.lead import Lead, Marker
 from overdrive.grammar.sheet import blank_sheet
-from overdrive.grammar.together import Together
 from overdrive.grammar.walker import Walker
 
 from .words import EOS, PIECES, VOCABULARY, encode, program
@@ -239,27 +238,6 @@ def test_every_row_gets_its_own_masks(threads: int, monkeypatch: pytest.MonkeyPa
         line = sheet.bits[sheet.index[row + 1, 0]]
         digits = {PIECES[token] for token in options(line) if len(PIECES[token]) == 1}
         assert digits == {b"%d" % digit for digit in range(row % 10, 10)}
-
-
-@pytest.mark.parametrize("patience", [inf, -1.0])
-def test_masks_that_are_filled_together_are_those_of_each_row(patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of rows that have ended or only just can, and where a step was too slow to be filled so again."""
-    monkeypatch.setattr("overdrive.grammar.walker.MASK_SECONDS", patience)
-    monkeypatch.setattr("overdrive.grammar.walker.FEWEST_TOGETHER", 1)
-    count, nine = 20, PIECES.index(b"9")
-    moves = [(nine, 1, 0), (nine, 1, 0), (nine, 2, 0), (EOS, 2, 0), (EOS, 2, 1), (EOS, count, count)]
-    rows = [[made("regex", f"[{digit % 10}-9]{{1,3}}") for digit in range(count)] for _ in range(2)]
-    sheets = [blank_sheet(count, count + 1, 1, WORDS, (0, 0)) for _ in rows]
-    walkers = [Walker(2, together=Together(2)), Walker()]
-    for token, every, first in moves:
-        for walker, constraints, sheet in zip(walkers, rows, sheets, strict=True):
-            sheet.bits.fill(0)
-            walker.fill([(row + 1, constraints[row], []) for row in range(count)], sheet, drafting=False)
-        assert all((getattr(sheets[0], part) == getattr(sheets[1], part)).all() for part in ("bits", "index", "legal"))
-        for constraint in [one for constraints in rows for one in constraints[first::every]]:
-            constraint.accept(token)
-    walkers[0].close()
-    walkers[1].close()
 
 
 class Timed:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,15 +108,6 @@ class Matcher(Protocol):
 
     def fill(self, words: Words) -> None:
         """Write the mask of what may come next. Raises GrammarLimit where the library gives up."""
-        ...
-
-    @property
-    def outside(self) -> Any:
-        """What the library's own threads can fill the mask of, for `confirm`; None where only `fill` can."""
-        ...
-
-    def confirm(self, words: Words) -> None:
-        """Finish a mask that was filled so. Raises as `fill` does."""
         ...
 
     def accept(self, token: int) -> None:

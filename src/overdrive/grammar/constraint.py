@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,15 +70,6 @@ class Constraint(Protocol):
         """At most so many tokens that certainly follow what was accepted; for drafts."""
         ...
 
-    @property
-    def outside(self) -> Any:
-        """`Matcher.outside`, where the next mask is the grammar's and masks have been cheap lately; else None."""
-        ...
-
-    def confirm(self, line: Words) -> int:
-        """What `walk` without drafts and runs does, of a mask that was filled so."""
-        ...
-
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf
     ) -> int:
@@ -97,12 +88,6 @@ class Free:
     active = False
     ended = False
     awaited = None
-    outside = None
-
-    def confirm(self, line: Words) -> int:
-        """Every token is legal."""
-        line[:] = -1
-        return 1
 
     def resume(self) -> None:
         """Nothing is ever awaited."""
@@ -190,20 +175,6 @@ class Constrained:
 
     def certain(self, most: int) -> tuple[int, ...]:
         return tuple(self._matcher.forced()[:most]) if self.begun and not (self._fault or self._lost) else ()
-
-    @property
-    def outside(self) -> Any:
-        usable = self.begun and not (self._awaited or self._lost or self._fault)
-        return self._matcher.outside if usable and self._spare == SPARE_SECONDS else None
-
-    def confirm(self, line: Words) -> int:
-        self._runs = []
-        try:
-            self._matcher.confirm(line)
-        except GrammarFault:  # tried again where its time is counted
-            self._lost = True
-            return self.walk((), line[None], np.empty((1, 0, 0), np.int64))
-        return 1
 
     def walk(
         self, drafts: Sequence[int], lines: NDArray[np.int32], forced: NDArray[np.int64], until: float = inf

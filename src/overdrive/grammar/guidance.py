@@ -82,20 +82,11 @@ class GuidanceMatcher:
             only(self._eos_ids, words)
         else:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._mask.nbytes)
+            self._check()
             words[:] = self._mask
-            self.confirm(words)
-
-    @property
-    def outside(self) -> llguidance.LLMatcher | None:
-        """The library's matcher, where `fill` would ask it for the mask: others may, and `confirm` behind that."""
-        return None if self._ended or self._matcher.is_stopped() else self._matcher
-
-    def confirm(self, words: Words) -> None:
-        """Make the library's mask the answer's. Raises as `fill` does."""
-        self._check()
-        ends = [token for token in self._eos_ids if legal(words, token)]
-        if ends and not self._matcher.is_accepting():
-            self._leave_out([token for token in ends if not self._may_end_with(token)], words)
+            ends = [token for token in self._eos_ids if legal(words, token)]
+            if ends and not self._matcher.is_accepting():
+                self._leave_out([token for token in ends if not self._may_end_with(token)], words)
 
     def accept(self, token: int) -> None:
         if self._ended:

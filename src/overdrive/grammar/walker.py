@@ -15,9 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 from numpy.typing import NDArray
 
-from overdrive.grammar.constraint import MASK_SECONDS, Constraint
+from overdrive.grammar.constraint import Constraint
 from overdrive.grammar.sheet import MaskSheet
-from overdrive.grammar.together import Together
 
 SLOW_SECONDS = 0.00006
 """Of a row, on average, for which another thread is worth being woken. A mask alone takes a sixth of it: eight threads
@@ -27,29 +26,16 @@ most of it in the library."""
 PATIENCE = 0.02
 """Seconds after which chains are not walked further: rows that are late by then may accept fewer drafts."""
 
-FEWEST_TOGETHER = 16
-"""Chains for which waking the library's threads is worth its time."""
-
-GUARDED_STEPS = 200
-"""Steps in which every row's time is counted, behind one in which all together took longer than MASK_SECONDS: a row of
-20 ms a mask has used up what it may take before they end. Any that has taken longer than it may goes on alone."""
-
 Chain = tuple[int, Constraint, Sequence[int]]
 """A row of the step, its constraint, its drafts."""
-
-Numbered = list[tuple[int, Chain]]
-"""Chains, and their numbers among those of the sheet."""
 
 
 class Walker:
     """Fills sheets. Owned by the loop, whose thread takes part in the work."""
 
-    def __init__(self, threads: int = 1, ahead: bool = True, together: Together | None = None) -> None:
+    def __init__(self, threads: int = 1, ahead: bool = True) -> None:
         """threads: that write masks at once, the caller's among them. ahead: whether what certainly follows is to be
-        written before it is known what is drawn: not where the host knows that when it builds the next step.
-        together: fills many rows without drafts, where there are processors for its threads."""
-        self._together = together
-        self._guarded = 0  # steps in which it is not used any more
+        written before it is known what is drawn: not where the host knows that when it builds the next step."""
         self.ahead = ahead
         self._threads = threads
         self._pool = ThreadPoolExecutor(max(1, threads - 1), thread_name_prefix="masks")
@@ -60,40 +46,12 @@ class Walker:
         drafting: the next step is likely to draft, so that runs of what certainly follows are worth their time.
         """
         forced = sheet.forced if drafting and self.ahead else sheet.forced[..., :0]
-        numbered = list(enumerate(chains))
-        if self._together and len(chains) >= FEWEST_TOGETHER and not (forced.size or sheet.index.shape[1] > 1):
-            numbered = self._fill_together(self._together, numbered, sheet)
         if self._threads > 1:
-            self._share(_Filling(numbered, sheet, forced))
+            self._share(_Filling(chains, sheet, forced))
             return
         until = time.perf_counter() + PATIENCE
-        for number, chain in numbered:
+        for number, chain in enumerate(chains):
             _fill(sheet, forced, until, number, *chain)
-
-    def _fill_together(self, together: Together, numbered: Numbered, sheet: MaskSheet) -> Numbered:
-        """Fill the rows whose masks have been cheap lately at once, one line each. Returns those that are left."""
-        if self._guarded:
-            self._guarded -= 1
-            return numbered
-        places, left = [], []
-        for number, chain in numbered:
-            outside = chain[1].outside
-            if outside is None:
-                left.append((number, chain))
-            else:
-                places.append((outside, number))
-        if len(places) < FEWEST_TOGETHER:
-            return numbered
-        started = time.perf_counter()
-        together.fill(places, sheet.bits)
-        if time.perf_counter() - started > MASK_SECONDS:  # else none of them did
-            self._guarded = GUARDED_STEPS
-        index, legal = sheet.index, sheet.legal
-        for _, number in places:
-            row, constraint, _ = numbered[number][1]
-            index[row, 0] = number if constraint.confirm(sheet.bits[number]) else -1
-            legal[row] = 0
-        return left
 
     def _share(self, filling: _Filling) -> None:
         """Fill the rows, with other threads where they take long."""
@@ -116,8 +74,8 @@ class Walker:
 class _Filling:
     """The rows of a sheet, shared by the threads that fill it. Their count may miss some that end at once."""
 
-    def __init__(self, numbered: Numbered, sheet: MaskSheet, forced: NDArray[np.int64]) -> None:
-        self.left = deque(numbered)
+    def __init__(self, chains: Sequence[Chain], sheet: MaskSheet, forced: NDArray[np.int64]) -> None:
+        self.left = deque(enumerate(chains))
         self._sheet, self._forced = sheet, forced
         self._started, self._done = time.perf_counter(), 0
 
