@@ -109,3 +109,15 @@ def test_damage_is_told(damage: dict) -> None:
     stored["decode"] |= damage
     with pytest.raises(OverdriveError, match="damaged"):
         CostTable.from_dict(stored, {})
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["positions", "rows"])
+def test_a_stored_table_whose_sizes_are_no_numbers_is_damaged(name: str, wrong: float) -> None:
+    stored = table().to_dict({})
+    if name == "positions":
+        stored["decode"][name][-1] = wrong
+    else:
+        stored["decode"][name]["0"] = [*ROWS[:-1], wrong]
+    with pytest.raises(OverdriveError, match="damaged"):
+        CostTable.from_dict(stored, {})

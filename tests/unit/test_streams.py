@@ -80,3 +80,55 @@ def test_where_an_error_came_from_is_still_told() -> None:
     assert kept.__traceback__ is None
     assert kept.__context__ is not None and kept.__context__.__traceback__ is None
     assert "in fail" in kept.__notes__[0]
+
+
+def raised(error: Exception, held: list[weakref.ref[Step]]) -> Exception:
+    """The error as it was caught, behind a call that held a step."""
+    step = Step()
+    held.append(weakref.ref(step))
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_errors_of_a_group_keep_nobody_either() -> None:
+    held: list[weakref.ref[Step]] = []
+    gc.disable()
+    group = ExceptionGroup("two", [raised(ValueError("a"), held), raised(ValueError("b"), held)])
+    let_go(group)
+    gc.enable()
+    assert [step() for step in held] == [None, None]
+
+
+def test_an_error_with_a_note_of_its_own_gets_one_of_where_it_was_raised_once() -> None:
+    error = ValueError("a")
+    error.add_note("its own")
+    for _ in range(3):
+        let_go(raised(error, []))
+    own, where = error.__notes__
+    assert own == "its own" and "in raised" in where
+
+
+class Odd(RuntimeError):
+    """It takes no notes, as where memory is out, and cannot be compared."""
+
+    def add_note(self, note: str) -> None:
+        raise MemoryError
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_error_that_takes_no_note_ends_no_stream(stream: Stream) -> None:
+    def fail() -> None:
+        try:
+            raise Odd("first")
+        except Odd:
+            raise Odd("second") from ValueError("third")
+
+    stream.launch(fail)
+    with pytest.raises(StreamError, match="second"):
+        stream.record().wait()

@@ -10,6 +10,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -23,21 +24,36 @@ class StreamError(RuntimeError):
     """A launch failed; everything launched after it was skipped. `__cause__` is the failure."""
 
 
+RAISED = "Raised at (most recent call last):\n"
+
+
 def let_go(error: BaseException) -> BaseException:
     """The same error, without the calls that it came through and what they held; a note says where they were.
 
     Memory that was scarce is free once they are forgotten. And an error that is kept would keep whoever called them,
-    with the requests of the step, in a cycle that only a later garbage collection ends.
+    with the requests of the step, in a cycle that only a later garbage collection ends. Raises nothing: where there is
+    no room for a note, there is none.
     """
     chain: list[BaseException] = [error]
+    seen = {id(error)}  # an error may compare in a way of its own
     for one in chain:
         if one.__traceback__ is not None:
-            if not hasattr(one, "__notes__"):  # the first time is enough of one that is raised again and again
-                one.add_note("".join(["Raised at (most recent call last):\n", *traceback.format_tb(one.__traceback__)]))
+            with suppress(Exception):
+                _note(one)
             traceback.clear_frames(one.__traceback__)
             one.__traceback__ = None
-        chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
+        within = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        for other in (one.__cause__, one.__context__, *within):
+            if other is not None and id(other) not in seen:
+                seen.add(id(other))
+                chain.append(other)
     return error
+
+
+def _note(error: BaseException) -> None:
+    """Where it was raised; the first time is enough of one that is raised again and again."""
+    if not any(str(note).startswith(RAISED) for note in getattr(error, "__notes__", ())):
+        error.add_note("".join([RAISED, *traceback.format_tb(error.__traceback__)]))
 
 
 def launch_error(error: BaseException) -> RuntimeError:

@@ -40,6 +40,8 @@ class Surface:
         n, m = len(self.first), len(self.second)
         if self.measured.shape != (n, m) or not n * m:
             raise ValueError(f"{self.measured.shape} costs of {n} x {m} sizes")
+        if not np.isfinite([*self.first, *self.second]).all():
+            raise ValueError("the sizes of a cost table must be finite")
         if any(later <= earlier for axis in (self.first, self.second) for earlier, later in pairwise(axis)):
             raise ValueError("the sizes of a cost table must rise")
         if not (np.isfinite(self.measured) & (self.measured >= 0)).all():
