@@ -370,11 +370,11 @@ def test_how_long_a_run_takes_follows_from_how_its_arms_answer():
     assert slow == Pace.of([*samples, lost], 2) and Pace.of([lost], 2) is None
     assert slow.seconds(asks[2.0]) == pytest.approx(14.0)
     paces, todo = {"a": slow, "b": Pace(2, 0.5, 0.25)}, list(blocks(arms, [2.0, 4.0], 4))
-    assert "about 4 minutes" in time_left(todo, asks, paces)  # 4 x (14 + 7) and twice that
-    assert "about 14 seconds" in time_left([block for block in todo if block.arm.name == "a"][3:4], asks, paces)
+    assert "at most 4 minutes" in time_left(todo, asks, paces)  # 4 x (14 + 7) and twice that
+    assert "at most 14 seconds" in time_left([block for block in todo if block.arm.name == "a"][3:4], asks, paces)
 
 
 def test_how_long_the_rest_may_take_is_said_at_every_load(fake, tmp_path, capsys):
     run(tmp_path / "r.jsonl", fake.url, "--arm", OFF, "--arm", AUTO, "--concurrency", "1,3")
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("about", "block"))]
-    assert [line.split()[0] for line in said] == ["about", "block", "block"] * 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("at most", "block"))]
+    assert [line.split()[0] for line in said] == ["at", "block", "block"] * 2

@@ -138,10 +138,11 @@ class Pace:
 
 
 def time_left(todo: Iterable[Block], asks: Mapping[float, Sequence[Ask]], paces: Mapping[str, Pace]) -> str:
-    """How long these blocks take at most, as it stands. paces: by arm, at the load of the first block."""
+    """How long these blocks take at most: were answers as long as they may be, and more users got no more tokens a
+    second. paces: by arm, at the load of the first block."""
     seconds = sum(PAUSE_SECONDS + paces[block.arm.name].seconds(asks[block.load]) for block in todo)
     time = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-    return f"about {time} from here where answers are as long as they may be and more users get no more tokens/s"
+    return f"at most {time} from here"
 
 
 def stages(peak: int) -> list[int]:
