@@ -121,3 +121,21 @@ def test_a_stored_table_whose_sizes_are_no_numbers_is_damaged(name: str, wrong: 
         stored["decode"][name]["0"] = [*ROWS[:-1], wrong]
     with pytest.raises(OverdriveError, match="damaged"):
         CostTable.from_dict(stored, {})
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_seconds_that_no_step_takes_teach_nothing(seconds: float) -> None:
+    costs, before = table(), table()
+    costs.correct(8, 3, 24, 8000, seconds, 8)
+    costs.correct_draft(3, 8, 8000, seconds, 8)
+    assert costs.corrected() == before.corrected()
+
+
+def test_what_all_sizes_share_is_shared_by_what_tokens_tell() -> None:
+    """Steps with prompts are told by those, and a machine that slows down slows them too."""
+    costs, plain = table(), staircase()
+    for _ in range(40):
+        costs.correct(8, 3, 24, 8000, 1.3 * table().plain(8, 3, 24, 8000), 8)
+    ratios = {costs.step(tokens, 1000) / plain.step(tokens, 1000) for tokens in (1, 64, 2000)}
+    assert max(ratios) == pytest.approx(min(ratios))
+    assert 1.05 < min(ratios) < 1.3

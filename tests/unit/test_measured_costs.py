@@ -61,6 +61,19 @@ def test_a_measured_table_tells_what_the_machine_takes(rows: int, k: int, contex
     assert told == pytest.approx(machine.rest(rows, k, context) + machine.draft(rows, k, context), rel=0.06)
 
 
+class Small(Machine):
+    """Room for one row behind long texts."""
+
+    def fits(self, rows: int, drafts: int, steps: int, context: int, texts: int) -> bool:
+        return rows == 1 or context < 2048
+
+
+def test_where_many_rows_have_no_room_behind_long_texts_nothing_is_made_of_one() -> None:
+    table = measure_costs(Small(), SIZES, PLANS, lambda done, total: None).table  # type: ignore[arg-type]
+    assert table.decode is None
+    assert table.step(8, 0) == table.step(8, 40_000)
+
+
 @pytest.mark.parametrize("most", [1, 30, 250, 256, 400])
 def test_steps_of_the_most_rows_that_there_may_be_are_timed(most: int) -> None:
     limits = Limits(max_rows=most, max_step_tokens=2048, chunk=2048, max_queue=64, max_model_len=4096, page_size=16)

@@ -182,14 +182,13 @@ def _longer(
 ) -> list[tuple[Cell, Cell]]:
     """The same steps behind short and long texts: many rows without drafts, first, and, where drafts are fed by plan,
     one and many with every K. Empty where there is no room or no time; what steps cost while serving will tell."""
-    steps, shapes = 1 + max(ROUNDS), [(sizes.long_rows, 0)]
-    if sizes.padded:
-        shapes += [(rows, k) for k in (0, *plans) for rows in (1, sizes.long_rows)]
-    shapes = [each for each in dict.fromkeys(shapes) if rehearsal.fits(*each, steps, sizes.long, sizes.texts)]
+    steps, first = 1 + max(ROUNDS), (sizes.long_rows, 0)
+    others = [(rows, k) for k in (0, *plans) for rows in (1, sizes.long_rows)] if sizes.padded else []
+    shapes = [each for each in dict.fromkeys([first, *others]) if rehearsal.fits(*each, steps, sizes.long, sizes.texts)]
     largest = max(cells, key=lambda cell: cell.tokens)
     a_token = largest.whole / largest.tokens
     reading = a_token * sizes.texts * sizes.long
-    if not shapes or time.perf_counter() + reading > deadline + sizes.seconds / 2:
+    if first not in shapes or time.perf_counter() + reading > deadline + sizes.seconds / 2:
         return []
 
     def timed(context: int, texts: int) -> list[Cell]:

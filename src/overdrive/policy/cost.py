@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class CostTable:
         return plain + max(0.0, whole - self.step(self.fed(rows, k, asked, 0), context))
 
     def draft(self, k: int, rows: int, context: int = 0) -> float:
-        """Seconds that drafting takes, 0 for K = 0. Never falls with K or rows.
+        """Seconds that drafting takes, 0 for K = 0. Never falls with rows, nor with K unless each has its own costs.
 
         context: positions of those rows together, which counts where it was measured.
         """
@@ -132,23 +133,27 @@ class CostTable:
         """So many steps without prompts took so long each, drafting left out: what is nearest is corrected slowly, its
         neighbours and the rest less."""
         expected = self.plain(rows, k, asked, context)
-        if seconds <= 0 or expected <= 0:
+        if not (0 < seconds < inf and expected > 0):
             return
         ratio = seconds / expected
-        self.steps.correct(self.fed(rows, k, asked, 0), context, ratio, steps)
         if self.decode is not None and self.decode.knows(k):
             self.decode.correct_rest(k, self._padded_rows(k, rows), context / rows, ratio, steps)
+            self.steps.share(ratio, steps)
+        else:
+            self.steps.correct(self.fed(rows, k, asked, 0), context, ratio, steps)
 
     def correct_draft(self, k: int, rows: int, context: int, seconds: float, steps: int = 1) -> None:
         """Drafting without anything to catch up took so long, in so many steps each."""
         expected = self.draft(k, rows, context)
-        if seconds <= 0 or expected <= 0:
+        if not (0 < seconds < inf and expected > 0):
             return
         ratio = seconds / expected
-        self.drafts.correct(k, self._padded_rows(k, rows), ratio, steps)
-        self._drafting.clear()
         if self.decode is not None and self.decode.knows(k):
             self.decode.correct_drafting(k, self._padded_rows(k, rows), context / rows, ratio, steps)
+            self.drafts.share(ratio, steps)
+        else:
+            self.drafts.correct(k, self._padded_rows(k, rows), ratio, steps)
+        self._drafting.clear()
 
     def correct_between(self, seconds: float) -> None:
         """The host took so long between two steps."""

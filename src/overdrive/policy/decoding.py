@@ -8,12 +8,11 @@ Knows no device and no table: whoever measured gives it grids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
 from typing import Any
 
 import numpy as np
 
-from overdrive.policy.surface import MOST_OFF, RATE, SHARED, Surface
+from overdrive.policy.surface import Surface
 
 Grids = Mapping[int, np.ndarray]
 """By K: [rows of that K, positions] seconds."""
@@ -90,4 +89,4 @@ def _correct(surfaces: Mapping[int, Surface], k: int, rows: int, positions: floa
         if other == k:
             surface.correct(rows, positions, ratio, steps)
         else:
-            surface.shift(SHARED * RATE * steps * min(max(log(ratio), -MOST_OFF), MOST_OFF))
+            surface.share(ratio, steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
-from math import log
+from math import exp, log
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class Surface:
             raise ValueError("the sizes of a cost table must rise")
         if not (np.isfinite(self.measured) & (self.measured >= 0)).all():
             raise ValueError("costs must be finite and not negative")
-        self._log = np.zeros_like(self.measured)  # of the corrections
+        self._log = np.zeros_like(self.measured)  # of the corrections, but for what all sizes took together
+        self._together = 1.0
         self._columns: list[list[float]] = []
         self._column: list[float] = []
         self._column_of = self.second[0]
@@ -58,30 +59,30 @@ class Surface:
             self._column_of, self._column = second, self._read(second)
         i, share = _place(self.first, first)
         low, high = self._column[i], self._column[min(i + 1, len(self._column) - 1)]
-        return low + share * (high - low) + max(0.0, first - self.first[-1]) * self._first_slope
+        beyond = max(0.0, first - self.first[-1]) * self._first_slope
+        return self._together * (low + share * (high - low) + beyond)
 
     def correct(self, first: float, second: float, ratio: float, steps: int) -> None:
         """Measured / expected seconds at a point were `ratio` in so many steps."""
         i, j = (min(bisect_left(axis, x), len(axis) - 1) for axis, x in ((self.first, first), (self.second, second)))
         n, m = self.measured.shape
         distance = np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
-        step = RATE * steps * min(max(log(ratio), -MOST_OFF), MOST_OFF)
-        self._log += step * (SHARED + (1 - SHARED) * 0.5**distance)
+        self._log += _deviation(ratio, steps) * (SHARED + (1 - SHARED) * 0.5**distance)
         self._settle()
 
-    def shift(self, more: float) -> None:
-        """Everything takes exp(more) times as long."""
-        self._log += more
-        self._settle()
+    def share(self, ratio: float, steps: int) -> None:
+        """They were so on another surface: take the part that all sizes share. Costs next to nothing."""
+        self._together *= exp(SHARED * _deviation(ratio, steps))
 
     @property
     def corrected(self) -> np.ndarray:
         """[n, m] seconds, measured and since corrected."""
-        return self.measured * np.exp(self._log)
+        return self._together * self.measured * np.exp(self._log)
 
     def _settle(self) -> None:
         """Make ready to be read."""
-        grid = np.maximum.accumulate(np.stack([rising(column) for column in self.corrected.T], axis=1), axis=1)
+        apart = self.measured * np.exp(self._log)
+        grid = np.maximum.accumulate(np.stack([rising(column) for column in apart.T], axis=1), axis=1)
         self._columns = grid.T.tolist()
         self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
         self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
@@ -94,6 +95,11 @@ class Surface:
         high = self._columns[min(j + 1, len(self._columns) - 1)]
         beyond = max(0.0, second - self.second[-1]) * self._second_slope
         return [a + share * (b - a) + beyond for a, b in zip(self._columns[j], high, strict=True)]
+
+
+def _deviation(ratio: float, steps: int) -> float:
+    """Logarithm of what so many steps correct."""
+    return RATE * steps * min(max(log(ratio), -MOST_OFF), MOST_OFF)
 
 
 def rising(values: np.ndarray) -> np.ndarray:
