@@ -7,12 +7,14 @@ One engine with random weights and imposed acceptance (every draft is accepted w
 were), started with `--speculation auto`, its costs measured at its start. A switch in front of its gear box lets the
 arms take turns on the same rows.
 
-cells: steady decode. Arms run in blocks of 10 steps, the order turning, two steps not counted before each, `--steps`
-   steps an arm at least. The gear box starts each cell with its costs and knows nothing of acceptance; it learns from
-   its own steps, of which the first are not counted. A speed is the tokens that the plans promise at the imposed
-   acceptance, over measured seconds: what chance accepts in a hundred steps scatters by more than the 2 % in question.
-   The best fixed arm is picked by the even turns and auto compared with it in the odd ones, and the other way round;
-   the figure is the mean of both. Rows are filled anew before they have grown by half, or by 512 tokens.
+cells: steady decode. Arms run in blocks of 10 steps, two steps not counted before each, `--steps` steps an arm at
+   least, in an order drawn anew every turn: a GPU slows down behind a block of long, hot steps, and an order that only
+   turned would have the same arm bear it every time. The gear box starts each cell with its costs and knows nothing of
+   acceptance; it learns from its own steps, of which the first are not counted. A speed is the tokens that the plans
+   promise at the imposed acceptance, over measured seconds: what chance accepts in a hundred steps scatters by more
+   than the 2 % in question. The best fixed arm is picked by the even turns and auto compared with it in the odd ones,
+   and the other way round; the figure is the mean of both. Rows are filled anew before they have grown by half, or by
+   512 tokens.
 ramp: 1 -> 250 -> 1 requests of 256 in, 256 out at .7, in turn by every arm: seconds. The oracle knows the acceptance
    and takes, at every number of running rows, the K that was fastest in the cells next to it, those of an earlier run
    in FILE included.
@@ -41,6 +43,7 @@ from overdrive.config import DeviceOptions, DraftOptions, EngineOptions, MemoryO
 from overdrive.device import base
 from overdrive.device.cuda import device as cuda_device
 from overdrive.engine import build
+from overdrive.heap import freeze_heap
 from overdrive.policy.controller import Controller, LoadView
 from overdrive.policy.estimator import AcceptanceEstimator
 from overdrive.policy.gearbox import Gearbox
@@ -197,6 +200,7 @@ def open_rig(args: argparse.Namespace, console: Console) -> Rig:
         stages[label] = f"until {time.perf_counter() - started:.1f} s"
 
     engine = build(args.model, options, progress, wrap=wrap)
+    freeze_heap()  # as the server does: a full collection would stop one arm or another for 200 ms
     console.print(f"ready in {time.perf_counter() - started:.1f} s: {stages}; KV for {engine.info.kv_tokens} tokens")
     return Rig(Bench(engine, switches[0]), switches[0], kept[0].rates)  # type: ignore[arg-type]
 
@@ -250,10 +254,10 @@ def measure(rig: Rig, cell: Cell, steps: int) -> None:
     advance(rig, learning, cell.accept)
     cell.rates = {str(arm): [] for arm in arms}
     plans: Counter[int] = Counter()
-    for turn in range(-(-steps // BLOCK)):
+    rng = random.Random(f"{cell.accept} {cell.context} {cell.rows}")
+    for _ in range(-(-steps // BLOCK)):
         fill(rig, cell.rows, cell.context, a_turn)
-        for place in range(len(arms)):
-            arm = arms[(place + turn) % len(arms)]
+        for arm in rng.sample(arms, len(arms)):
             cell.rates[str(arm)].append(run_block(rig, arm, cell.accept, cell.rows))
             plans.update(rig.switch.chosen if arm == AUTO else {})
     cell.plans = dict(plans)

@@ -22,8 +22,14 @@ class Breaking(TorchFunctionMode):
         self._errors = errors
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if error := next(self._errors):
-            raise error
+        error = next(self._errors)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del (
+                    error
+                )  # native code may swallow it, and a frame that names its error is a cycle with all its callers
         return func(*args, **(kwargs or {}))
 
 

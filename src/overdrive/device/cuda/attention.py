@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -230,27 +230,51 @@ class CudaAttention:
             self._attend_long(layer, q, out)
         return out
 
+    def compile(self) -> None:
+        """Have the kernels compiled that the pass launches, without running them."""
+        windowed = {self._heads.window(layer) > 0: layer for layer in range(len(self._kv.k_pages))}
+        for layer in windowed.values():
+            self._compile(layer)
+
+    def _compile(self, layer: int) -> None:
+        heads, device = self._heads, self._batch.ids.device
+        dtype, new = self._kv.k_pages[layer].dtype, self._batch.writes
+        q = torch.empty((1, heads.heads, heads.head_dim), dtype=dtype, device=device)
+        out, k = _room(q), q[:, : heads.kv_heads]
+        stored = (k, k, q.stride(0), q.stride(0), q, q, new)
+        most_new = power_of_two(max(LEAST_ROWS, self._queries)) if self.fold else 0
+        self._short(layer, q, out, stored if self.fold else (q, q, 0, 0, q, q, new), most_new).compile()
+        if self._long_rows:
+            self._long(layer, q, out).compile()
+
     def _attend_short(self, layer: int, q: Tensor, out: Tensor, new: tuple[object, ...], most_new: int) -> None:
         """new: what a launch that stores the rows' own tokens takes beside; most_new: of a row, 0 where they stand."""
+        self._short(layer, q, out, new, most_new).run()
+
+    def _short(self, layer: int, q: Tensor, out: Tensor, new: tuple[object, ...], most_new: int) -> _Launch:
         from overdrive.device.cuda.attention_kernels import decode_kernel
 
-        decode_kernel[(self._rows, self._heads.kv_heads, self.splits)](
-            *self._inputs(layer, q, out, self.splits), self.least, *new, NEW=most_new,
-            **self._constants(layer, self.decode, self.splits),
-        )  # fmt: skip
+        grid = (self._rows, self._heads.kv_heads, self.splits)
+        inputs = (*self._inputs(layer, q, out, self.splits), self.least, *new)
+        constants = self._constants(layer, self.decode, self.splits)
+        return _Launch(decode_kernel, grid, inputs, constants | {"NEW": most_new})
 
     def _attend_long(self, layer: int, q: Tensor, out: Tensor) -> None:
+        launch = self._long(layer, q, out)
+        if launch.grid[1]:
+            launch.run()
+
+    def _long(self, layer: int, q: Tensor, out: Tensor) -> _Launch:
         from overdrive.device.cuda.attention_kernels import prefill_kernel
 
         tokens = self.prefill.rows // (self._heads.heads // self._heads.kv_heads)  # of a tile
         tiles = self._tokens // tokens + min(self._rows, self._tokens // (self._queries + 1))
-        if not tiles:
-            return
-        prefill_kernel[(self._heads.kv_heads, tiles, self.prefill_splits)](
-            *self._inputs(layer, q, out, self.prefill_splits), self._rows,
-            **self._constants(layer, self.prefill, self.prefill_splits),
-            MOST_ROWS=power_of_two(max(self._rows, SEARCHED_ROWS)),
-        )  # fmt: skip
+        grid = (self._heads.kv_heads, tiles, self.prefill_splits)
+        inputs = (*self._inputs(layer, q, out, self.prefill_splits), self._rows)
+        constants = self._constants(layer, self.prefill, self.prefill_splits)
+        return _Launch(
+            prefill_kernel, grid, inputs, constants | {"MOST_ROWS": power_of_two(max(self._rows, SEARCHED_ROWS))}
+        )
 
     def _inputs(self, layer: int, q: Tensor, out: Tensor, splits: int) -> tuple[object, ...]:
         """What both kernels begin with."""
@@ -278,6 +302,21 @@ class CudaAttention:
             "num_stages": tiling.stages,
             "launch_pdl": self.early,
         }
+
+
+class _Launch(NamedTuple):
+    """A Triton kernel and all it is given."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    inputs: tuple[object, ...]
+    constants: dict[str, int]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.inputs, **self.constants)
+
+    def compile(self) -> None:
+        self.kernel.warmup(*self.inputs, grid=self.grid, **self.constants)
 
 
 def _room(q: Tensor) -> Tensor:

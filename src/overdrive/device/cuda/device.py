@@ -17,6 +17,7 @@ from overdrive.device.attention.reference import Heads, PagedKV, ReferenceAttent
 from overdrive.device.base import Parts, impose
 from overdrive.device.batch import Batch
 from overdrive.device.costs import CostSizes, whole_pages
+from overdrive.device.cuda.ahead import compile_ahead
 from overdrive.device.cuda.attention import CudaAttention, SplitSpace
 from overdrive.device.cuda.buffers import Sizes, StepBuffers
 from overdrive.device.cuda.graphs import CudaGraphs, NoGraphs
@@ -122,6 +123,9 @@ class CudaDevice:
         grid = _timed_grid(parts, stream, progress) if parts.ranks.count == 1 else USUAL  # all ranks must have the same
         runner = self.assemble(parts, stream, grid)
         shapes = grid.reachable(limits.max_rows, limits.max_step_tokens, parts.plans)
+        progress("kernels", 0, 1)
+        compile_ahead(one for one in runner.attention(shapes) if isinstance(one, CudaAttention))
+        progress("kernels", 1, 1)
         progress("graphs", 0, len(shapes))
         runner.capture(shapes, lambda done: progress("graphs", done, len(shapes)))
         return runner

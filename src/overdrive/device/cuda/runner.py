@@ -11,7 +11,7 @@ Knows tensors and steps. Must never know requests, queues or how a plan was made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -26,6 +26,7 @@ from overdrive.device.cuda.shapes import DRAFTS, ROWS, USUAL, Grid, StepShape
 from overdrive.device.cuda.timing import Laps
 from overdrive.device.stream import Event, Launch, Stream
 from overdrive.grammar.sheet import NO_MASKS, MaskSheet
+from overdrive.model.ops import Attention
 from overdrive.types import Outcome, Step
 
 IN_FLIGHT = 3
@@ -109,6 +110,11 @@ class CudaRunner:
     def row_sizes(self) -> Mapping[int, Sequence[int]]:
         """Numbers of rows that steps without prompts are padded to, by K."""
         return {k: self._grid.rows.get(k + 1, ROWS) for k in DRAFTS}
+
+    def attention(self, shapes: Iterable[StepShape]) -> Iterator[Attention]:
+        """Attention of the target's passes in these shapes."""
+        for shape in shapes:
+            yield self._launches.attend(self._buffers.of(shape).batch, shape.queries, shape.mixed)
 
     def capture(self, shapes: Iterable[StepShape], progress: Callable[[int], None]) -> None:
         """Record the launches of these shapes, largest first. progress: told how many shapes are done.
