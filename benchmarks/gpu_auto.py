@@ -250,6 +250,8 @@ def measure(rig: Rig, cell: Cell, steps: int) -> None:
     rig.switch.forget()
     learning = max(30, LEARNT // cell.rows)
     fill(rig, cell.rows, cell.context, promised({3: learning}, cell.accept, 1))
+    rig.arm(1)  # all rows draft, so that a gear box that is new knows that its drafter lacks nothing of them
+    advance(rig, UNCOUNTED, cell.accept)
     rig.arm(AUTO)
     advance(rig, learning, cell.accept)
     cell.rates = {str(arm): [] for arm in arms}

@@ -18,6 +18,14 @@ Grids = Mapping[int, np.ndarray]
 """By K: [rows of that K, positions] seconds."""
 
 
+WORTH = 16.0
+"""Steps that what was measured stands for. A device that has been busy for a while is slower than at the start, an H200
+at 250 rows by 8 to 20 %, other Ks by other shares."""
+
+LEAST_HINT = 0.002
+"""Smaller ones are not worth the time that all surfaces take to be made anew."""
+
+
 class DecodeCosts:
     """Two surfaces for each K, over rows and positions a row: seconds of drafting, and of everything else."""
 
@@ -27,8 +35,8 @@ class DecodeCosts:
         """positions: rising, that a row attends to. rows: by K, rising. Raises ValueError for what does not fit."""
         self._positions = [float(each) for each in positions]
         self._rows = {k: [float(each) for each in found] for k, found in rows.items()}
-        self._drafting = {k: Surface(self._rows[k], positions, grid) for k, grid in drafting.items()}
-        self._rest = {k: Surface(self._rows[k], positions, grid) for k, grid in rest.items()}
+        self._drafting = {k: Surface(self._rows[k], positions, grid, WORTH) for k, grid in drafting.items()}
+        self._rest = {k: Surface(self._rows[k], positions, grid, WORTH) for k, grid in rest.items()}
         if self._drafting.keys() != self._rest.keys():
             raise ValueError("every K of a cost table needs both seconds of drafting and of the rest")
 
@@ -85,8 +93,9 @@ def _read(surface: Surface, rows: int, positions: float) -> float:
 
 
 def _correct(surfaces: Mapping[int, Surface], k: int, rows: int, positions: float, ratio: float, steps: int) -> None:
+    early = surfaces[k].correct(rows, positions, ratio, steps)
     for other, surface in surfaces.items():
-        if other == k:
-            surface.correct(rows, positions, ratio, steps)
-        else:
+        if other != k:
             surface.share(ratio, steps)
+            if abs(early) > LEAST_HINT:
+                surface.hint(rows, positions, early)

@@ -8,12 +8,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 
 RATE = 1 / 128
-"""Share of a measured deviation that one step corrects."""
+"""Share of a measured deviation that one step corrects, at least."""
+
+MOST_EARLY = log(1.25)
+"""The deviation that a point's first steps may correct at more than the usual rate; what is beyond has time."""
 
 SHARED = 0.5
 """Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. The
@@ -32,8 +35,11 @@ class Surface:
     beginning they stay. Plain lists: a handful of numbers is read every step.
     """
 
-    def __init__(self, first: Sequence[float], second: Sequence[float], seconds: np.ndarray) -> None:
-        """first: [n] rising. second: [m] rising. seconds: [n, m]. Raises ValueError where they do not fit together."""
+    def __init__(
+        self, first: Sequence[float], second: Sequence[float], seconds: np.ndarray, worth: float = inf
+    ) -> None:
+        """first: [n] rising. second: [m] rising. seconds: [n, m]. worth: steps that a measured point stands for: the
+        first ones behind it correct more where they are few. Raises ValueError where they do not fit together."""
         self.first = np.asarray(first, np.float64).tolist()
         self.second = np.asarray(second, np.float64).tolist()
         self.measured = np.asarray(seconds, np.float64)
@@ -47,6 +53,8 @@ class Surface:
         if not (np.isfinite(self.measured) & (self.measured >= 0)).all():
             raise ValueError("costs must be finite and not negative")
         self._log = np.zeros_like(self.measured)  # of the corrections, but for what all sizes took together
+        self._worth = worth
+        self._taught = np.zeros_like(self.measured)  # steps, by the point nearest to them
         self._together = 1.0
         self._columns: list[list[float]] = []
         self._column: list[float] = []
@@ -62,17 +70,39 @@ class Surface:
         beyond = max(0.0, first - self.first[-1]) * self._first_slope
         return self._together * (low + share * (high - low) + beyond)
 
-    def correct(self, first: float, second: float, ratio: float, steps: int) -> None:
-        """Measured / expected seconds at a point were `ratio` in so many steps."""
-        i, j = (min(bisect_left(axis, x), len(axis) - 1) for axis, x in ((self.first, first), (self.second, second)))
-        n, m = self.measured.shape
-        distance = np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
-        self._log += _deviation(ratio, steps) * (SHARED + (1 - SHARED) * 0.5**distance)
+    def correct(self, first: float, second: float, ratio: float, steps: int) -> float:
+        """Measured / expected seconds at a point were `ratio` in so many steps. Returns what of the correction, as a
+        logarithm, is beyond the usual rate since hardly any steps taught that point before."""
+        i, j = _nearest(self.first, first), _nearest(self.second, second)
+        early = max(0.0, steps / (self._worth + self._taught[i, j] + steps) - RATE * steps) * _bounded(
+            ratio, MOST_EARLY
+        )
+        near = SHARED + (1 - SHARED) * 0.5 ** self._distance(i, j)
+        self._log += near * (RATE * steps * _bounded(ratio) + early * self._new)
+        self._log[i, j] += early * (1 - self._new[i, j])
+        self._taught[i, j] += steps
         self._settle()
+        return early
+
+    def hint(self, first: float, second: float, early: float) -> None:
+        """`correct` of another surface, at the same point, returned that: what no step has taught here goes along."""
+        distance = self._distance(_nearest(self.first, first), _nearest(self.second, second))
+        self._log += SHARED * (SHARED + (1 - SHARED) * 0.5**distance) * early * self._new
+        self._settle()
+
+    @property
+    def _new(self) -> np.ndarray:
+        """[n, m], 1 where no step has taught anything, towards 0 where many have."""
+        return 1 / (1 + self._taught / self._worth)
+
+    def _distance(self, i: int, j: int) -> np.ndarray:
+        """[n, m] of every point from that one, in points."""
+        n, m = self.measured.shape
+        return np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
 
     def share(self, ratio: float, steps: int) -> None:
         """They were so on another surface: take the part that all sizes share. Costs next to nothing."""
-        self._together *= exp(SHARED * _deviation(ratio, steps))
+        self._together *= exp(SHARED * RATE * steps * _bounded(ratio))
 
     @property
     def corrected(self) -> np.ndarray:
@@ -97,9 +127,15 @@ class Surface:
         return [a + share * (b - a) + beyond for a, b in zip(self._columns[j], high, strict=True)]
 
 
-def _deviation(ratio: float, steps: int) -> float:
-    """Logarithm of what so many steps correct."""
-    return RATE * steps * min(max(log(ratio), -MOST_OFF), MOST_OFF)
+def _bounded(ratio: float, most: float = MOST_OFF) -> float:
+    """Logarithm of it, within -most .. most."""
+    return min(max(log(ratio), -most), most)
+
+
+def _nearest(axis: Sequence[float], x: float) -> int:
+    """Index of the point of a rising axis that is nearest to x."""
+    high = min(bisect_left(axis, x), len(axis) - 1)
+    return high - 1 if high and x - axis[high - 1] < axis[high] - x else high
 
 
 def rising(values: np.ndarray) -> np.ndarray:
