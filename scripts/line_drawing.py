@@ -70,17 +70,17 @@ def _plot(panel: Panel) -> str:
     parts = [f'<text y="-16" font-size="13">{panel.title}</text>']
     for tick in ys:
         parts.append(f'<path d="M0 {y(tick)}H{WIDTH}" stroke="{GRID}"/>')
-        parts.append(_text(-6, y(tick) + 4, f"{tick:g}", "end"))
+        parts.append(text(-6, y(tick) + 4, f"{tick:g}", "end"))
     for tick in xs:
-        parts.append(_text(x(tick), HEIGHT + 16, f"{tick:g}", "middle"))
-    parts.append(_text(WIDTH / 2, HEIGHT + 34, panel.axis, "middle"))
+        parts.append(text(x(tick), HEIGHT + 16, f"{tick:g}", "middle"))
+    parts.append(text(WIDTH / 2, HEIGHT + 34, panel.axis, "middle"))
     labels = _apart([y(values[-1]) for values in panel.lines.values()])
     for (name, values), shade, label in zip(panel.lines.items(), _shades(len(panel.lines)), labels, strict=True):
         points = [(x(at), y(value)) for at, value in zip(panel.xs, values, strict=True)]
         path = " ".join(f"{across},{down}" for across, down in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{shade}" stroke-width="1.6"/>')
         parts += [f'<circle cx="{across}" cy="{down}" r="2.2" fill="{shade}"/>' for across, down in points]
-        parts.append(_text(points[-1][0] + 8, label + 4, name, "start"))
+        parts.append(text(points[-1][0] + 8, label + 4, name, "start"))
     return "\n".join(parts)
 
 
@@ -98,5 +98,5 @@ def _apart(places: Sequence[float]) -> list[float]:
     return moved
 
 
-def _text(x: float, y: float, words: str, anchor: str) -> str:
+def text(x: float, y: float, words: str, anchor: str) -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{words}</text>'
