@@ -17,6 +17,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+# Where pip's words go; all of them are shown if it fails.
+ASIDE = >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
 .PHONY: help venv dev serve chat test slow fuzz soak browser lint format clean
 .DELETE_ON_ERROR:
@@ -78,15 +80,14 @@ clean:
 
 # torch first and by itself, so that the package finds it there and takes no other build.
 $(READY): pyproject.toml | $(BIN)/python
-	@for torch in $(TORCH); do \
-		echo "Installing $$torch"; $(PIP) install "$$torch" 2>$(VENV)/torch.log && exit 0; \
-	done; cat $(VENV)/torch.log >&2; exit 1
-	@$(PIP) install --editable .
+	@echo "Installing PyTorch and the other packages overdrive needs into $(VENV): a few minutes, the first time"
+	@torch() { for build in $(TORCH); do $(PIP) install "$$build" && return; done; return 1; }; \
+		{ torch && $(PIP) install --editable .; } $(ASIDE)
 	@touch $@
 
 $(READY_DEV): pyproject.toml $(READY)
-	@echo "Installing what tests and checks need"
-	@$(PIP) install --quiet --editable '.[dev]'
+	@echo "Installing what tests and checks need: a minute or two, the first time"
+	@$(PIP) install --editable '.[dev]' $(ASIDE)
 	@touch $@
 
 # Some systems ship Python without ensurepip; their pip can furnish the environment from outside.
@@ -94,4 +95,4 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "overdrive needs Python 3.11 or 3.12; name one with PYTHON=..." >&2; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) >/dev/null || { \
-		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV) install pip; }
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV) install --quiet pip; }
