@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 
 VARIABLES = ("OVERDRIVE_API_KEY", "OPENAI_API_KEY")
 WAYS = f"--api-key-file, {' or '.join(VARIABLES)} in the environment, or --api-key give a server's key"
@@ -47,7 +47,7 @@ def read_keys(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise OverdriveError(f"--api-key-file: cannot read {path}: {error}") from error
+        raise OverdriveError(f"--api-key-file: cannot read {path}: {system_reason(error)}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
         raise OverdriveError(f"--api-key-file: {path} holds no key")

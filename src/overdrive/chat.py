@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from overdrive.api_keys import WAYS
 from overdrive.config import EngineOptions
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.json_text import parse_json
 
 Messages = list[dict[str, str]]
@@ -67,7 +67,7 @@ class RemoteSpeaker:
                 raise OverdriveError(f"{self._url} answers {response.status_code}: {refusal}")
             return response.json()["data"][0]["id"]
         except self._errors as error:
-            raise OverdriveError(f"cannot reach {self._url}: {error}") from error
+            raise OverdriveError(f"cannot reach {self._url}: {system_reason(error)}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise OverdriveError(f"{self._url} is not a server of OpenAI's protocol") from error
 
@@ -79,7 +79,7 @@ class RemoteSpeaker:
                     raise OverdriveError(_refusal(response.status_code, response.read()))
                 yield from _texts(response.iter_lines())
         except self._errors as error:
-            raise OverdriveError(f"the connection to {self._url} broke: {error}") from error
+            raise OverdriveError(f"the connection to {self._url} failed: {system_reason(error)}") from error
 
 
 class LocalSpeaker:
@@ -184,4 +184,6 @@ def _write(text: str, out: TextIO) -> None:
         out.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # or what is left would fail once more at the end
-        sys.exit(141 if isinstance(error, BrokenPipeError) else f"overdrive: the answer cannot be written: {error}")
+        if isinstance(error, BrokenPipeError):
+            sys.exit(141)
+        sys.exit(f"overdrive: the answer cannot be written: {system_reason(error)}")

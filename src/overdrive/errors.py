@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class OverdriveError(Exception):
     """Something the user can mend: the message names what is wrong and what would be right."""
@@ -21,6 +23,22 @@ class HostFault(Exception):
 def first_line(error: BaseException) -> str:
     """What an error says, in one line: drivers add advice in further ones. Its type where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def system_reason(error: BaseException) -> str:
+    """Why the system refused a file or a connection, in its words without its number; `first_line` of other errors.
+
+    HTTP libraries wrap the system's error, and say less than it does.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            of_the_system = type(cause).__module__ == "builtins"  # name lookup and TLS have numbers of their own
+            return os.strerror(cause.errno).lower() if of_the_system else cause.strerror or first_line(cause)
+        if isinstance(cause, TimeoutError):
+            return "timed out"
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)
 
 
 def one_line(error: Exception) -> str:

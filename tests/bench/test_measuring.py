@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -239,6 +240,16 @@ def test_what_a_server_ignores_is_said(odd, tmp_path, how, said):
 def test_an_honest_server_is_not_accused(odd, tmp_path):
     run(tmp_path / "r.jsonl", odd().url, "--repeats", "3", "--rounds", "9")
     assert not read_results(tmp_path / "r.jsonl").notes
+
+
+def test_a_server_that_is_not_there_is_said_in_words(tmp_path):
+    with socket.socket() as held:  # bound and never listening
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(OverdriveError, match=rf"^no server answers at {url} \(connection refused\)$"):
+            run(tmp_path / "r.jsonl", url, "--arm", OFF)
+        with pytest.raises(OverdriveError, match=rf"^no server answers at {url} \(connection refused\)$"):
+            run(tmp_path / "r.jsonl", url, "--arm", "off=@off")
 
 
 def test_a_server_that_dies_leaves_marked_results(odd, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -87,6 +88,18 @@ def test_each_of_many_that_never_compile_has_an_end(vetting: Vetting) -> None:
 def test_what_comes_too_late_is_no_fault_of_its_own(vetting: Vetting) -> None:
     assert isinstance(vetting("fine", "a", 0.0).exception(PATIENCE), NotNow)
     assert isinstance(vetting("endless", "a", 0.01).exception(PATIENCE), NotNow)
+
+
+def test_that_no_process_is_to_be_had_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", none)
+    vetting = Vetting(Patients, LEVELS)
+    error = vetting("fine", "a", PATIENCE).exception(PATIENCE)
+    vetting.close()
+    assert isinstance(error, NotNow)
+    assert str(error) == "the grammar could not be compiled: resource temporarily unavailable"
 
 
 def test_a_vetter_that_dies_is_followed_by_another() -> None:

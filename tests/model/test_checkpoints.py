@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from pathlib import Path
@@ -170,4 +171,11 @@ def test_an_unreachable_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
     with pytest.raises(OverdriveError, match=r"cannot fetch some/model .* not in the cache: no route$"):
+        hub.fetch("some/model", "", True, quiet)
+
+    def refuses(*args: object, **options: object) -> str:
+        raise RuntimeError("Got: ConnectError") from ConnectionRefusedError(errno.ECONNREFUSED, "")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuses)
+    with pytest.raises(OverdriveError, match=r"not in the cache: connection refused$"):
         hub.fetch("some/model", "", True, quiet)

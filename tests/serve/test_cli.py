@@ -6,6 +6,7 @@ import ast
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -37,6 +38,14 @@ from .fakes import TEXT, speak
 def overdrive(*arguments, stdin=""):
     command = [sys.executable, "-m", "overdrive.cli", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def nobody():
+    """The address of a port where nothing listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["chat"]])
@@ -202,6 +211,21 @@ def test_a_chat_whose_answers_nobody_reads_ends_without_a_word(server):
 def test_an_address_that_is_no_url_is_named():
     with pytest.raises(OverdriveError, match="is no URL"):
         RemoteSpeaker("http://[::1", "", "", Settings())
+
+
+def test_a_server_that_is_not_there_is_said_in_words(nobody):
+    with pytest.raises(OverdriveError, match=rf"^cannot reach {nobody}: connection refused$"):
+        RemoteSpeaker(nobody, "", "", Settings())
+    with pytest.raises(OverdriveError, match=rf"^the connection to {nobody} failed: connection refused$"):
+        list(RemoteSpeaker(nobody, "tiny", "", Settings()).reply([{"role": "user", "content": "hi"}]))
+
+
+def test_an_answer_that_cannot_be_written_is_said_in_words(server):
+    command = [sys.executable, "-m", "overdrive.cli", "chat", "--url", server.url]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, input=b"hi\n", stdout=full, stderr=subprocess.PIPE, timeout=300)
+    said = b"overdrive: the answer cannot be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_a_chat_takes_its_key_from_the_environment_and_never_shows_it(make_server, monkeypatch):

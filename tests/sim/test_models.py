@@ -84,6 +84,8 @@ def test_recorded_traces_are_read(tmp_path) -> None:
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(OverdriveError, match=r"other\.csv"):
         read_trace(tmp_path / "other.csv", requests=1, speed=1, longest=1)
+    with pytest.raises(OverdriveError, match=r"none\.csv cannot be read: no such file or directory$"):
+        read_trace(tmp_path / "none.csv", requests=1, speed=1, longest=1)
 
 
 def test_switches_and_recovery_are_counted_from_steps() -> None:

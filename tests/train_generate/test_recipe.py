@@ -194,6 +194,11 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert (tally.answers, tally.rows, tally.tokens) == (wanted.answers, wanted.rows, wanted.tokens)
 
 
+def test_a_file_to_exclude_that_is_not_there_is_said_in_words(tmp_path):
+    with pytest.raises(OverdriveError, match=r"none\.jsonl: no such file or directory$"):
+        Exclusions.read([tmp_path / "none.jsonl"])
+
+
 def test_a_template_is_needed_and_must_keep_the_words():
     with pytest.raises(OverdriveError, match="chat template"):
         scripted_turns("{{ raise_exception('no') }}")

@@ -36,6 +36,11 @@ def test_a_file_without_a_key_is_an_error_whatever_the_environment_has(tmp_path)
             client_key(None, path, BOTH)
 
 
+def test_a_key_file_that_cannot_be_read_is_said_in_words(tmp_path):
+    with pytest.raises(OverdriveError, match=r"none: no such file or directory$"):
+        client_key(None, tmp_path / "none", {})
+
+
 @pytest.mark.parametrize("key", ["two words", "a\nb", "\N{CYRILLIC SMALL LETTER A}", "secret\x00"])
 def test_what_no_request_can_hold_is_named_by_its_source_and_never_repeated(tmp_path, key):
     file = tmp_path / "key"

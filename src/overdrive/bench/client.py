@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from overdrive.errors import system_reason
 from overdrive.json_text import parse_json
 
 USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -76,7 +77,7 @@ async def send(http: httpx.AsyncClient, url: str, ask: Ask, model: str, extra: d
     except httpx.TimeoutException:
         sample.error = "no answer within the time limit (--timeout)"
     except httpx.HTTPError as error:
-        sample.status, sample.error = 0, f"connection failed: {str(error) or type(error).__name__}"
+        sample.status, sample.error = 0, f"connection failed: {system_reason(error)}"
     except (ValueError, AttributeError, KeyError) as error:
         sample.error = f"not an event of this protocol: {error!r}"
     sample.end = time.monotonic()

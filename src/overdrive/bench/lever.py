@@ -13,7 +13,7 @@ import httpx
 from overdrive.api_keys import WAYS
 from overdrive.bench.arms import Arm
 from overdrive.bench.client import error_text
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 
 
 async def shift(http: httpx.AsyncClient, arm: Arm) -> None:
@@ -42,7 +42,7 @@ async def _read(http: httpx.AsyncClient, url: str) -> str:
             raise OverdriveError(f"{url} wants a key; {WAYS}")
         return str(response.json()["speculation"]) if response.status_code == 200 else _none(url)
     except httpx.HTTPError as error:
-        raise OverdriveError(f"no server answers at {url} ({str(error) or type(error).__name__})") from None
+        raise OverdriveError(f"no server answers at {url} ({system_reason(error)})") from None
     except (ValueError, KeyError, TypeError):
         return _none(url)
 
@@ -55,7 +55,7 @@ async def _put(http: httpx.AsyncClient, url: str, setting: str, whose: str) -> N
     try:
         response = await http.put(f"{url}/speculation", json={"speculation": setting}, timeout=60)
     except httpx.HTTPError as error:
-        raise OverdriveError(f"{whose}: {url} stopped answering ({str(error) or type(error).__name__})") from None
+        raise OverdriveError(f"{whose}: {url} stopped answering ({system_reason(error)})") from None
     if response.status_code != 200:
         said = error_text(response.status_code, response.content)
         raise OverdriveError(f"{whose}: {url} does not speculate as {setting}: {said}")

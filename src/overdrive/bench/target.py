@@ -16,7 +16,7 @@ from overdrive.api_keys import WAYS
 from overdrive.bench.arms import Arm
 from overdrive.bench.client import Ask, error_text, send
 from overdrive.bench.lever import shift
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 
 TRIAL_TOKENS = 4
 UNKNOWN = "overdrive_bench_no_such_field"
@@ -55,7 +55,7 @@ async def _model(http: httpx.AsyncClient, url: str, wanted: str) -> str:
     try:
         response = await http.get(f"{url}/v1/models", timeout=10)
     except httpx.HTTPError as error:
-        raise OverdriveError(f"no server answers at {url} ({str(error) or type(error).__name__})") from None
+        raise OverdriveError(f"no server answers at {url} ({system_reason(error)})") from None
     if response.status_code == 401:
         raise OverdriveError(f"{url} wants a key; {WAYS}")
     if response.status_code == 503:

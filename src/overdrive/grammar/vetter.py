@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from overdrive.errors import BadRequest
+from overdrive.errors import BadRequest, system_reason
 from overdrive.grammar.base import Compiler, NotNow, Vetted
 from overdrive.grammar.crew import STACK_BYTES, start_deep
 from overdrive.grammar.levels import Job, Level, Turns
@@ -83,7 +83,7 @@ class Vetter:
                 try:
                     self._start(job)
                 except OSError as error:  # the system has no process to give
-                    self._settle(job, NotNow(f"the grammar could not be compiled: {error}"))
+                    self._settle(job, NotNow(f"the grammar could not be compiled: {system_reason(error)}"))
         if not self._spare:
             with suppress(OSError):
                 self._spare.append(self._fork())

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+from overdrive.errors import system_reason
 from overdrive.grammar.base import Compiler, NotNow, Vetted
 from overdrive.grammar.levels import LEVELS, Level
 from overdrive.grammar.vetter import LOST
@@ -99,7 +100,7 @@ class Vetting:
         try:
             process, pipe = self._given(number) or self._start(number)
         except OSError as error:  # the system has no process to give
-            self._settle(number, NotNow(f"the grammar could not be compiled: {error}"))
+            self._settle(number, NotNow(f"the grammar could not be compiled: {system_reason(error)}"))
             return
         try:
             asked = self._asked[number]

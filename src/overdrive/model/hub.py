@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -45,8 +45,9 @@ def fetch(model: str, revision: str, weights: bool, progress: Progress) -> Path:
         raise OverdriveError(f"hub model {model} has no revision {revision!r}") from None
     # The library lets errors of its HTTP client through, whose classes differ from version to version.
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise OverdriveError(f"cannot fetch {model} from the hub, and it is not in the cache: {reason}") from None
+        raise OverdriveError(
+            f"cannot fetch {model} from the hub, and it is not in the cache: {system_reason(error)}"
+        ) from None
 
 
 def _while_saying(sign: Callable[[], None], work: Callable[[], str]) -> str:

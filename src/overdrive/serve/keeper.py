@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.link import EngineClient
 from overdrive.serve.process import EngineProcess
 from overdrive.serve.service import Closed, Gate, Service
@@ -152,7 +152,7 @@ class EngineKeeper:
             try:
                 reason, served = await self._live(number, on_ready)
             except OSError as error:  # the system has no process to give
-                reason, served = f"the engine process cannot be started: {error}", 0.0
+                reason, served = f"the engine process cannot be started: {system_reason(error)}", 0.0
                 if not self._has_served:
                     raise OverdriveError(reason) from error
             if self._draining:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import tempfile
@@ -20,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from overdrive.config import EngineOptions, ServerOptions
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.heap import freeze_heap
 from overdrive.link import EngineClient
 from overdrive.serve.allocator import keep_whole
@@ -84,9 +83,7 @@ def listen(options: ServerOptions) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        number = error.errno or 0  # names that do not resolve have negative ones
-        reason = os.strerror(number).lower() if number > 0 else error.strerror or str(error)
-        raise OverdriveError(f"cannot listen on {options.host}:{options.port}: {reason}") from error
+        raise OverdriveError(f"cannot listen on {options.host}:{options.port}: {system_reason(error)}") from error
     return listener
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from overdrive.config import ModelOptions
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.gguf_file import read_metadata
 from overdrive.text.gguf_tokenizer import load_gguf_tokenizer
 from overdrive.text.hf_tokenizer import load_hf_tokenizer, read_if_there
@@ -60,7 +60,7 @@ def load_chat_template(source: Path, tokenizer: Tokenizer, override: Path | None
         try:
             templates = {"default": override.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
-            raise OverdriveError(f"cannot read the chat template {override}: {error}") from error
+            raise OverdriveError(f"cannot read the chat template {override}: {system_reason(error)}") from error
         return ChatTemplate(templates, tokenizer.special_tokens, str(override))
     templates = _gguf_templates(source) if source.suffix == ".gguf" else _hf_templates(source)
     return ChatTemplate(templates, tokenizer.special_tokens, str(source))

@@ -173,5 +173,5 @@ def test_template_of_another_form_is_named(tmp_path: Path, found: Any) -> None:
 
 def test_missing_override_is_named(tmp_path: Path) -> None:
     path = folder(tmp_path, byte_level_core(), {})
-    with pytest.raises(OverdriveError, match=r"gone\.jinja"):
+    with pytest.raises(OverdriveError, match=r"gone\.jinja: no such file or directory$"):
         rendered(path, tmp_path / "gone.jinja")

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import numpy as np
 
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.json_text import parse_json
 from overdrive.policy.simulation.loads import Recorded
 
@@ -33,7 +33,9 @@ def read_trace(path: Path, requests: int, speed: float, longest: int) -> Recorde
         with _open(path) as lines:
             parse = _json_lines if ".jsonl" in path.suffixes else _csv
             found = sorted(islice(parse(lines), requests))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise OverdriveError(f"{path} cannot be read: {system_reason(error)}") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise OverdriveError(f"{path} cannot be read as a trace of requests: {error!r}") from None
     if not found:
         raise OverdriveError(f"{path} holds no requests")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from overdrive.errors import OverdriveError
+from overdrive.errors import OverdriveError, system_reason
 from overdrive.json_text import parse_json
 
 RUN = 13
@@ -68,7 +68,7 @@ def _strings_of(path: Path) -> Iterator[str]:
                 if row.strip():
                     yield from _strings(_parsed(row, f"{path} line {line}"))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise OverdriveError(f"cannot read texts to exclude from {path}: {error}") from None
+        raise OverdriveError(f"cannot read texts to exclude from {path}: {system_reason(error)}") from None
 
 
 def _parsed(row: str, place: str) -> Any:
