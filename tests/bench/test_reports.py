@@ -42,19 +42,46 @@ def test_throughput_is_what_was_written(tmp_path):
     assert one.users == pytest.approx(1, rel=1e-3)
 
 
-def test_a_clear_winner_is_named_and_a_crossing_found(tmp_path):
+def test_a_clear_winner_is_named_and_where_drafts_pay(tmp_path):
     words = verdict(told(write_results(tmp_path / "r.jsonl", STEADY, [1, 8])))
     assert words[0] == "1 at once: k3 wins with 150 tokens/s, 1.500x (1.488 to 1.513) over off."
     assert words[1].startswith("8 at once: off wins with 400 tokens/s, 1.333x")
-    assert words[2] == (
-        "Fixed drafts were shown to pay up to 1 at once; from 8 at once on no setting was shown to beat off."
-    )
+    assert words[2] == "Fixed drafts were shown to beat off with 1 at once, and at no other load here."
 
 
 def test_spread_forbids_the_claim(tmp_path):
     noisy = {"off": [[100, 140, 80]], "k3": [[110, 120, 90]]}
     (words,) = verdict(told(write_results(tmp_path / "r.jsonl", noisy, [1])))
-    assert "no winner" in words and "wins" not in words
+    assert "too close to off for the spread to name a winner" in words and "wins" not in words and "beats" not in words
+
+
+def test_arms_that_cannot_be_told_apart_may_both_beat_off(tmp_path):
+    """What is said of the load and what is said of fixed drafts must not read as if one denied the other."""
+    speeds = {"off": [[100, 101, 99], [400, 404, 396]], "k1": [[150, 148, 149], [300, 303, 297]]}
+    speeds["k3"] = [[149, 150, 152], [200, 203, 197]]
+    words = verdict(told(write_results(tmp_path / "r.jsonl", speeds, [1, 8])))
+    assert words[0].startswith("1 at once: k3 (150 tokens/s) is too close to k1 for the spread to name a winner: 1.00")
+    assert ". k3 beats off: 1.50" in words[0]
+    assert words[2] == "Fixed drafts were shown to beat off with 1 at once, and at no other load here."
+
+
+def test_who_wins_is_faster_than_every_other_and_not_the_second_alone(tmp_path):
+    speeds = {"a": [[150, 151, 149]], "b": [[130, 131, 129]], "wild": [[100, 200, 90]]}
+    (words,) = verdict(told(write_results(tmp_path / "r.jsonl", speeds, [1])))
+    assert words.startswith("1 at once: a (150 tokens/s) is too close to wild for the spread to name a winner")
+
+
+def test_drafts_that_pay_at_a_high_load_are_not_said_to_pay_below_it(tmp_path):
+    speeds = {"off": [[100, 140, 80], [400, 404, 396]], "k1": [[110, 120, 90], [500, 505, 495]]}
+    words = verdict(told(write_results(tmp_path / "r.jsonl", speeds, [1, 8])))
+    assert words[-1] == "Fixed drafts were shown to beat off with 8 at once, and at no other load here."
+
+
+def test_fixed_drafts_that_gain_nothing_are_no_word_against_auto(tmp_path):
+    speeds = {"off": [[100, 101, 99]] * 2, "k1": [[90, 91, 89]] * 2, "auto": [[120, 121, 119]] * 2}
+    words = verdict(told(write_results(tmp_path / "r.jsonl", speeds, [1, 8])))
+    assert words[2].startswith("1 at once: auto wins")
+    assert words[-1] == "No fixed number of drafts was shown to beat off at any load here."
 
 
 def test_a_busy_machine_is_named(tmp_path):

@@ -43,40 +43,43 @@ def _wanted(table: Table) -> int:
 
 
 def _by_load(table: Table) -> Iterator[str]:
+    """Who wins: only an arm that is shown to be faster than every other. Else who leads, and what is shown of it."""
     mode = str(table.results.run.get("mode"))
     for load in table.results.loads:
         best = table.best(load, table.arms)
-        second = table.best(load, [arm for arm in table.arms if arm != best])
-        ratio = table.ratio(best, second, load) if second else None
-        if ratio is None:
+        ratios = {arm: ratio for arm in table.arms if arm != best and (ratio := table.ratio(best, arm, load))}
+        if not ratios:
             continue
         where = load_words(mode, load).capitalize()
         speed = f"{table.median(best, load):.0f} tokens/s"
-        if ratio.word == "faster":
-            yield f"{where}: {best} wins with {speed}, {ratio} over {second}."
-        elif ratio.repeats < 2:
-            yield f"{where}: {best} leads with {speed}, {ratio.middle:.3f}x {second}, but one repeat shows no spread."
+        second = table.best(load, list(ratios))
+        close = [arm for arm, ratio in ratios.items() if ratio.word != "faster"]
+        if not close:
+            yield f"{where}: {best} wins with {speed}, {ratios[second]} over {second}."
+        elif ratios[second].repeats < 2:
+            middle = ratios[second].middle
+            yield f"{where}: {best} leads with {speed}, {middle:.3f}x {second}, but one repeat shows no spread."
         else:
-            yield f"{where}: no winner. {best} ({speed}) and {second} are too close for the spread: {ratio}."
+            near = table.best(load, close)
+            also = f" {best} beats off: {ratios[OFF]}." if OFF in ratios and OFF not in close else ""
+            tie = f"{best} ({speed}) is too close to {near} for the spread to name a winner: {ratios[near]}."
+            yield f"{where}: {tie}{also}"
 
 
 def _crossing(table: Table) -> Iterator[str]:
-    """From which load on speculation, however set, gains nothing over "off" that the spread would allow to claim."""
+    """The loads at which a fixed number of drafts beats "off", as far as the spread allows to claim it."""
     fixed = [arm for arm in table.arms if arm not in (OFF, AUTO)]
     if OFF not in table.arms or not fixed or len(table.results.loads) < 2:
         return
     pays = [load for load in table.results.loads if any(_faster(table, arm, load) for arm in fixed)]
     mode = str(table.results.run.get("mode"))
-    behind = [load for load in table.results.loads if not pays or load > pays[-1]]
     if not pays:
         yield "No fixed number of drafts was shown to beat off at any load here."
-    elif behind:
-        yield (
-            f"Fixed drafts were shown to pay up to {load_words(mode, pays[-1])}; "
-            f"from {load_words(mode, behind[0])} on no setting was shown to beat off."
-        )
+    elif pays == table.results.loads:
+        yield "Some fixed number of drafts was shown to beat off at every load here."
     else:
-        yield "Some fixed number of drafts beats off up to the highest load measured."
+        where = ", ".join(_at(mode, load) for load in pays)
+        yield f"Fixed drafts were shown to beat off {where}, and at no other load here."
 
 
 def _faster(table: Table, arm: str, load: float) -> bool:
