@@ -13,9 +13,12 @@ import torch
 from overdrive.config import ModelOptions
 from overdrive.draft.eagle3 import checkpoint
 from overdrive.errors import OverdriveError
+from overdrive.model.fingerprint import fingerprint
+from overdrive.model.weights import locate, open_checkpoint
 from overdrive.train.dataset import Dataset
-from overdrive.train.eagle3 import train_head
+from overdrive.train.eagle3 import train_eagle3, train_head
 from overdrive.train.options import HeadOptions, TrainOptions, resolve
+from overdrive.train.start import head_to_go_on_from
 
 from .tiny import VOCAB, tiny_teacher, write_answers
 
@@ -149,3 +152,52 @@ def test_a_checkpoint_that_is_none_is_named_in_one_line(model, data, tmp_path, s
         torch.save(state, path)
     with pytest.raises(OverdriveError, match=r"^[^\n]*training\.pt [^\n]*; remove it to begin anew$"):
         run(model, data, path.parent)
+
+
+def test_training_goes_on_from_another_head(model, data, tmp_path):
+    """Its loss begins where that one's ended, and its draft ids stay."""
+
+    def losses(out: str) -> list[float]:
+        lines = (tmp_path / out / "history.jsonl").read_text().splitlines()
+        return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+    run(model, data, tmp_path / "first", options=replace(OPTIONS, epochs=25, learning_rate=1e-2))
+    began, *_, ended = losses("first")
+    going_on = replace(OPTIONS, epochs=1, learning_rate=1e-12)
+    run(model, data, tmp_path / "second", HeadOptions(start_head=str(tmp_path / "first")), going_on)
+    assert ended < 0.85 * began
+    assert losses("second")[0] == pytest.approx(ended, abs=0.2 * (began - ended))
+    first, second = (checkpoint.read(tmp_path / name, tiny_teacher().config) for name in ("first", "second"))
+    assert second.config == first.config
+    assert torch.equal(second.tensors["d2t"], first.tensors["d2t"])
+    for name, tensor in first.tensors.items():
+        torch.testing.assert_close(second.tensors[name], tensor, atol=1e-3, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (HeadOptions(start_head="shipped"), "no head comes with Overdrive for this model"),
+        (HeadOptions(start_head="nowhere"), "nowhere"),
+        (HeadOptions(start_head="x", draft_vocab=48, mlp=8), "leave out --draft-vocab and --mlp"),
+    ],
+)
+def test_a_head_that_cannot_be_gone_on_from_is_refused_before_any_work(model, data, tmp_path, options, said):
+    with pytest.raises(OverdriveError, match=said):
+        run(model, data, tmp_path / "out", options)
+    with pytest.raises(OverdriveError, match=said):
+        train_eagle3(
+            model, tmp_path / "prompts.jsonl", (), tmp_path / "out",
+            head_options=options, options=OPTIONS, model_options=DUMMY,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.smollm2
+def test_the_head_that_ships_can_be_gone_on_from():
+    options = ModelOptions()
+    config, weights = open_checkpoint(locate("smollm2", options, lambda *_: None), options)
+    found = head_to_go_on_from(
+        HeadOptions(start_head="shipped"), config, fingerprint(weights.tensor("model.norm.weight"))
+    )
+    assert found.config.draft_vocab == 8192

@@ -24,6 +24,7 @@ from overdrive.bars import LoadingBars
 from overdrive.config import ModelOptions
 from overdrive.draft.eagle3 import checkpoint
 from overdrive.errors import OverdriveError
+from overdrive.model.fingerprint import fingerprint
 from overdrive.model.weights import locate, open_checkpoint
 from overdrive.train.batches import MULTIPLE, make_lesson, trainable
 from overdrive.train.dataset import SPLITS, Dataset, is_finished
@@ -31,7 +32,7 @@ from overdrive.train.evaluate import Tally, evaluate, overall
 from overdrive.train.head import Head, head_config
 from overdrive.train.options import AnswerOptions, HeadOptions, TrainingDevice, TrainOptions
 from overdrive.train.report import Display, History, Pace, in_words, summary, table
-from overdrive.train.start import new_head
+from overdrive.train.start import continued_head, head_to_go_on_from, new_head
 from overdrive.train.target import Teacher
 from overdrive.train.trainer import Position, Trainer, learning_rate
 from overdrive.train.vocabulary import choose_draft_ids, count_answers, coverage
@@ -190,11 +191,14 @@ class _Run:
 
 def _new_head(dataset: Dataset, teacher: Teacher, head_options: HeadOptions, options: TrainOptions) -> Head:
     """A head with its first weights; a checkpoint replaces them."""
-    config = head_config(teacher.config, head_options)
-    draft_ids = choose_draft_ids(dataset, config.draft_vocab).to(teacher.device)
     some = trainable(dataset, options.max_len)[:SAMPLE]
     lesson = make_lesson(dataset, some, options.max_len, teacher.device)
     positions = options.max_len + MULTIPLE + options.steps
+    if head_options.start_head:
+        found = head_to_go_on_from(head_options, teacher.config, teacher.fingerprint)
+        return continued_head(found, teacher, lesson, positions=positions)
+    config = head_config(teacher.config, head_options)
+    draft_ids = choose_draft_ids(dataset, config.draft_vocab).to(teacher.device)
     return new_head(config, teacher, draft_ids, lesson, head_options, seed=options.train_seed, positions=positions)
 
 
@@ -210,8 +214,11 @@ def _device(options: TrainOptions) -> torch.device:
 def _check_head(model: str, model_options: ModelOptions, head_options: HeadOptions) -> None:
     """A head that cannot be is refused before hours of answers, not after them."""
     with LoadingBars(quiet=True) as bars:
-        config, _ = open_checkpoint(locate(model, model_options, bars.update), model_options)
-    head_config(config, head_options)
+        config, weights = open_checkpoint(locate(model, model_options, bars.update), model_options)
+    if head_options.start_head:
+        head_to_go_on_from(head_options, config, fingerprint(weights.tensor("model.norm.weight")))
+    else:
+        head_config(config, head_options)
 
 
 def _check(dataset: Dataset, teacher: Teacher, data: Sequence[Path]) -> None:

@@ -30,6 +30,8 @@ class HeadOptions:
     """Norm each of the three tapped features before they are fused."""
     start_layer: int = -1
     """Target layer whose attention and MLP the head starts from; -1 starts at random."""
+    start_head: str = ""
+    """A head to go on from: a folder, or "shipped" for the one that comes with Overdrive. It brings its own shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,29 @@
-"""Where a head's weights start: at random, or from a layer of the target; in proportion to what it will read.
+"""Where a head's weights start: at random, from a layer of the target or from another head; in proportion to what it
+will read.
 
 Must never know the loss or the optimiser.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from overdrive.draft.eagle3.checkpoint import expected_shapes
+from overdrive.draft.eagle3.checkpoint import HeadCheckpoint, expected_shapes, read, target_ids
 from overdrive.draft.eagle3.config import HeadConfig
+from overdrive.draft.eagle3.shipped import find_head
 from overdrive.errors import OverdriveError
+from overdrive.model.config import ModelConfig
 from overdrive.train.batches import Lesson
 from overdrive.train.head import Head
 from overdrive.train.options import HeadOptions
 from overdrive.train.target import Teacher
 from overdrive.train.unroll import ATTENTION, LAYER, MLP
+
+SHIPPED = "shipped"
 
 _SPREAD = 0.02  # standard deviation of first weights, as Llamas start
 
@@ -57,6 +65,40 @@ def new_head(
     exact = teacher.head.dtype
     weights = {name: value.to(teacher.device, exact, copy=True).requires_grad_() for name, value in values.items()}
     return Head(config, weights, draft_ids, scale, teacher.dtype, positions)
+
+
+def head_to_go_on_from(options: HeadOptions, target: ModelConfig, fingerprint: str) -> HeadCheckpoint:
+    """The head that `start_head` means. Raises OverdriveError where there is none, where it does not fit the target or
+    the other options, or where training does not know its form."""
+    asked = [name for name, given in asdict(options).items() if given != getattr(HeadOptions(), name)]
+    if others := [f"--{name.replace('_', '-')}" for name in asked if name != "start_head"]:
+        raise OverdriveError(f"--start-head brings a shape of its own: leave out {' and '.join(others)}")
+    folder = find_head(target, fingerprint) if options.start_head == SHIPPED else Path(options.start_head)
+    if folder is None:
+        raise OverdriveError("--start-head shipped: no head comes with Overdrive for this model's weights")
+    found = read(folder, target)
+    if found.config.layers != 1 or found.config.own_embedding:
+        raise OverdriveError(
+            f"--start-head {options.start_head}: training knows heads of one layer that read the target's embedding"
+        )
+    return found
+
+
+def continued_head(found: HeadCheckpoint, teacher: Teacher, lesson: Lesson, *, positions: int) -> Head:
+    """A head that goes on from the weights of another, as `new_head` makes one. Its draft ids are that one's."""
+    config, values = found.config, dict(found.tensors)
+    stored = values.pop("d2t", None)
+    ids = torch.arange(config.vocab) if stored is None else target_ids(stored)
+    order = ids.argsort()
+    values["lm_head.weight"] = values["lm_head.weight"][order]
+    met = _rms(_tapped(teacher, config, lesson), 0)
+    scale = torch.ones_like(met) if config.fc_norm else 1 / met
+    exact = teacher.head.dtype
+    weights = {name: value.to(teacher.device, exact, copy=True) for name, value in values.items()}
+    weights["fc.weight"] /= scale
+    for weight in weights.values():
+        weight.requires_grad_()
+    return Head(config, weights, ids[order].to(teacher.device), scale, teacher.dtype, positions)
 
 
 def _tapped(teacher: Teacher, config: HeadConfig, lesson: Lesson) -> Tensor:
