@@ -310,6 +310,42 @@ def test_a_grammar_that_keeps_taking_long_ends_its_request(monkeypatch: pytest.M
             constraint.accept(7)
 
 
+class Clocks:
+    """Clocks of which the wall's alone goes on between two looks, as for a thread that waits for a core."""
+
+    def __init__(self, wall: float) -> None:
+        """wall: seconds between two looks at that clock."""
+        self._wall = wall
+        self.looks = {"wall": 0, "processor": 0}
+
+    def perf_counter(self) -> float:
+        self.looks["wall"] += 1
+        return self.looks["wall"] * self._wall
+
+    def thread_time(self) -> float:
+        self.looks["processor"] += 1
+        return 0.0
+
+
+def test_a_mask_that_waits_for_a_core_is_not_its_grammars_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overdrive.grammar.constraint.time", Clocks(wall=10.0))
+    constraint = made("regex", "a*")
+    for _ in range(5):
+        assert masks(constraint)
+        constraint.accept(PIECES.index(b"a"))
+
+
+def test_the_processors_clock_is_asked_of_masks_that_took_long_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a system call, which costs as much as a mask."""
+    for wall, asked in ((1e-5, False), (10.0, True)):
+        clocks = Clocks(wall)
+        monkeypatch.setattr("overdrive.grammar.constraint.time", clocks)
+        constraint = made("regex", "a*")
+        masks(constraint)
+        masks(constraint)
+        assert (clocks.looks["processor"] > 0) == asked
+
+
 def test_masks_are_the_same_without_the_runs_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overdrive.grammar.walker.PATIENCE", inf)
     sheets = {}

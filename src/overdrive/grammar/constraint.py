@@ -128,6 +128,7 @@ class Constrained:
         self._tries = 0  # of the next token that came to nothing
         self._runs: Runs = []  # behind the word that the answer is in
         self._spare = SPARE_SECONDS  # of the processor's time, for masks that take longer than usual
+        self._slow = False  # masks once took longer than they may, or waited for a core
 
     @property
     def begun(self) -> bool:
@@ -160,7 +161,7 @@ class Constrained:
             raise
         self._accepted.append(token)
         self._tries = 0
-        if not self._matcher.goes_on(token):
+        if self._runs and not self._matcher.goes_on(token):
             self._runs = []
 
     def _accept(self, token: int) -> None:
@@ -181,7 +182,8 @@ class Constrained:
     ) -> int:
         if self._awaited:
             return 0
-        seen, moved, filled, started = self._seen, 0, 0, time.thread_time()
+        clock = time.thread_time if self._slow else time.perf_counter
+        seen, moved, filled, started = self._seen, 0, 0, clock()
         try:
             self._runs = runs = self._fill_first(lines[0], forced[0])
             filled = 1
@@ -202,10 +204,21 @@ class Constrained:
         except GrammarFault as fault:
             self._recover(fault, filled)
         self._seen = seen
-        self._spare = min(SPARE_SECONDS, self._spare + filled * MASK_SECONDS - (time.thread_time() - started))
+        self._spend(filled * MASK_SECONDS, clock() - started)
+        return filled
+
+    def _spend(self, allowed: float, taken: float) -> None:
+        """Seconds that masks were allowed and took.
+
+        Asking for the processor's time is a system call: two of them take 10 us behind a forward pass. So the wall's
+        clock is asked first; what it finds slow may have waited for a core, and is not held against the grammar.
+        """
+        if taken > allowed and not self._slow:
+            self._slow = True
+            return
+        self._spare = min(SPARE_SECONDS, self._spare + allowed - taken)
         if self._spare < 0:
             self._fault = "the grammar takes too long to follow; simplify it"
-        return filled
 
     def _fill(self, line: Words, forced: NDArray[np.int64], runs: Runs) -> Runs:
         """Of one position. runs: behind the word that goes on here; they are written where nothing is certain.
