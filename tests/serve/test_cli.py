@@ -75,7 +75,7 @@ def test_an_interrupt_leaves_no_trace_even_while_modules_are_imported():
                 process.send_signal(signal.SIGINT)
                 break
         told = process.stderr.read()
-        # Where it came within exec() of a string, as dataclasses use it, Python ends itself by the signal: 130 in a shell.
+        # Where it came within exec() of a string, as in dataclasses, Python ends itself by the signal: 130 in a shell.
         assert process.wait(PATIENCE) in (130, -signal.SIGINT) and "Traceback" not in told
 
 
