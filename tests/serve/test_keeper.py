@@ -51,8 +51,10 @@ class ThreadProcess:
         os.close(self.sentinel)
 
     def _run(self, address: str, serve) -> None:
-        serve(address)
-        os.close(self._alive)
+        try:
+            serve(address)
+        finally:  # a process that breaks ends too
+            os.close(self._alive)
 
 
 def dies(address: str) -> None:
