@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from overdrive.grammar.base import GrammarFault, Matcher, WordEnds, all_but, legal, only
+from overdrive.grammar.base import GrammarFault, Lines, Matcher, WordEnds, all_but, legal, only
 from overdrive.grammar.constraint import Constrained, Free
 from overdrive.grammar.guidance import GuidanceMatcher
 from overdrive.grammar.lead import Lead, Marker
@@ -161,6 +161,9 @@ class Brittle:
     def accept(self, token: int) -> None:
         self.count += 1
 
+    def write(self, lines, line: int) -> bool:
+        return False
+
     def rollback(self, count: int) -> None:
         assert self.count <= self.breaks, "a broken matcher is of no use"
         self.count -= count
@@ -240,6 +243,43 @@ def test_every_row_gets_its_own_masks(threads: int, monkeypatch: pytest.MonkeyPa
         assert digits == {b"%d" % digit for digit in range(row % 10, 10)}
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_masks_of_rows_without_drafts_are_those_of_walking(threads: int) -> None:
+    """Whether a library writes them by itself, which it mostly does, or there is more to it."""
+    rng, walker, alone = random.Random(0), Walker(threads), 0
+    rows = [made(*rng.choice(GRAMMARS), rng.choice([(), (9,)])) for _ in range(24)]
+    for _ in range(12):
+        rows = [row for row in rows if not row.ended]
+        sheet = blank_sheet(len(rows), len(rows) + 2, 1, WORDS, (3, 4))
+        places = rng.sample(range(len(rows) + 2), len(rows))
+        walker.fill([(place, row, ()) for place, row in zip(places, rows, strict=True)], sheet, drafting=False)
+        for place, row in zip(places, rows, strict=True):
+            line = sheet.bits[sheet.index[place, 0]]
+            assert (line == masks(row)[0][0]).all() and sheet.legal[place] == 0
+            lines = Lines.of(np.zeros((3, WORDS), np.int32))
+            if row.write(lines, 1):
+                alone += 1
+                assert (lines.words.reshape(3, WORDS) == [[0] * WORDS, line.tolist(), [0] * WORDS]).all()
+            row.accept(rng.choice(options(line)))
+        assert sorted(sheet.index[places, 0]) == list(range(len(rows)))
+        assert (np.delete(sheet.index[:, 0], places) == -1).all()
+    walker.close()
+    assert alone > 50
+
+
+def test_lines_that_a_library_could_not_write_are_refused() -> None:
+    with pytest.raises(ValueError, match="one behind the other"):
+        Lines.of(np.zeros((4, 2 * WORDS), np.int32)[:, :WORDS])
+
+
+def test_a_grammar_that_has_been_slow_or_is_lost_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines.of(np.zeros((1, WORDS), np.int32))
+    constraint = made("regex", "[0-9]{9}")
+    assert constraint.write(lines, 0)
+    monkeypatch.setattr("overdrive.grammar.constraint.MASK_SECONDS", 0.0)
+    assert constraint.write(lines, 0) and not constraint.write(lines, 0), "its processor's time is counted now"
+
+
 class Timed:
     """A constraint that takes so many seconds to walk, the only clock that knows it, and the pool that might help."""
 
@@ -256,6 +296,9 @@ class Timed:
         helped: Future = Future()
         helped.set_result(None)
         return helped
+
+    def write(self, lines, line: int) -> bool:
+        return False
 
     def walk(self, drafts, lines, forced, until) -> int:
         self.now += self.seconds

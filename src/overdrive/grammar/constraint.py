@@ -19,7 +19,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from overdrive.grammar.base import GrammarAwaited, GrammarFault, GrammarLimit, Matcher, Program, Words, all_but, legal
+from overdrive.grammar.base import (
+    GrammarAwaited,
+    GrammarFault,
+    GrammarLimit,
+    Lines,
+    Matcher,
+    Program,
+    Words,
+    all_but,
+    legal,
+)
 from overdrive.grammar.lead import AT_ONCE, Lead
 
 MASK_SECONDS = 0.005
@@ -81,6 +91,10 @@ class Constraint(Protocol):
         """
         ...
 
+    def write(self, lines: Lines, line: int) -> bool:
+        """`walk` where nothing is drafted and no runs are wanted, in half the time. False where `walk` has to do it."""
+        ...
+
 
 class Free:
     """Any text."""
@@ -105,6 +119,10 @@ class Free:
         """Every draft is legal."""
         lines[:] = -1
         return len(lines)
+
+    def write(self, lines: Lines, line: int) -> bool:
+        """It is no library's mask."""
+        return False
 
 
 FREE = Free()
@@ -206,6 +224,15 @@ class Constrained:
         self._seen = seen
         self._spend(filled * MASK_SECONDS, clock() - started)
         return filled
+
+    def write(self, lines: Lines, line: int) -> bool:
+        if self._slow or self._awaited or self._lost or not self.begun:
+            return False
+        started = time.perf_counter()
+        written = self._matcher.write(lines, line)
+        self._spend(MASK_SECONDS, time.perf_counter() - started)
+        self._runs = []
+        return written
 
     def _spend(self, allowed: float, taken: float) -> None:
         """Seconds that masks were allowed and took.

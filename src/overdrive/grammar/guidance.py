@@ -20,6 +20,7 @@ from overdrive.grammar.base import (
     GrammarFault,
     GrammarLimit,
     GrammarSpent,
+    Lines,
     Vocabulary,
     WordEnds,
     Words,
@@ -87,6 +88,16 @@ class GuidanceMatcher:
             ends = [token for token in self._eos_ids if legal(words, token)]
             if ends and not self._matcher.is_accepting():
                 self._leave_out([token for token in ends if not self._may_end_with(token)], words)
+
+    def write(self, lines: Lines, line: int) -> bool:
+        matcher, size = self._matcher, 4 * lines.width
+        if self._ended or matcher.is_stopped():
+            return False
+        matcher.unsafe_compute_mask_ptr(lines.address + line * size, size)
+        if matcher.is_error():
+            return False
+        ends = [token for token in self._eos_ids if lines.has(line, token)]
+        return not ends or matcher.is_accepting()  # else some may have to be left out
 
     def accept(self, token: int) -> None:
         if self._ended:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 from numpy.typing import NDArray
 
+from overdrive.grammar.base import Lines
 from overdrive.grammar.constraint import Constraint
 from overdrive.grammar.sheet import MaskSheet
 
@@ -28,6 +29,10 @@ PATIENCE = 0.02
 
 Chain = tuple[int, Constraint, Sequence[int]]
 """A row of the step, its constraint, its drafts."""
+
+
+Numbered = tuple[int, Chain]
+"""With its place among the chains of its sheet."""
 
 
 class Walker:
@@ -46,11 +51,14 @@ class Walker:
         drafting: the next step is likely to draft, so that runs of what certainly follows are worth their time.
         """
         forced = sheet.forced if drafting and self.ahead else sheet.forced[..., :0]
+        left = list(enumerate(chains))
+        if sheet.index.shape[1] == 1 and not forced.size:
+            left = _write(left, sheet)
         if self._threads > 1:
-            self._share(_Filling(chains, sheet, forced))
+            self._share(_Filling(left, sheet, forced))
             return
         until = time.perf_counter() + PATIENCE
-        for number, chain in enumerate(chains):
+        for number, chain in left:
             _fill(sheet, forced, until, number, *chain)
 
     def _share(self, filling: _Filling) -> None:
@@ -74,8 +82,8 @@ class Walker:
 class _Filling:
     """The rows of a sheet, shared by the threads that fill it. Their count may miss some that end at once."""
 
-    def __init__(self, chains: Sequence[Chain], sheet: MaskSheet, forced: NDArray[np.int64]) -> None:
-        self.left = deque(enumerate(chains))
+    def __init__(self, chains: Sequence[Numbered], sheet: MaskSheet, forced: NDArray[np.int64]) -> None:
+        self.left = deque(chains)
         self._sheet, self._forced = sheet, forced
         self._started, self._done = time.perf_counter(), 0
 
@@ -97,6 +105,21 @@ class _Filling:
             return
         _fill(self._sheet, self._forced, self._started + PATIENCE, number, *chain)
         self._done += 1
+
+
+def _write(chains: Sequence[Numbered], sheet: MaskSheet) -> list[Numbered]:
+    """The masks of rows without drafts, as far as a library can write them all alone. Returns the others."""
+    lines, written, left = Lines.of(sheet.bits), [], []
+    for number, chain in chains:
+        if chain[1].write(lines, number):
+            written.append((chain[0], number))
+        else:
+            left.append((number, chain))
+    if written:
+        rows, numbers = zip(*written, strict=True)
+        sheet.index[rows, 0] = numbers
+        sheet.legal[list(rows)] = 0
+    return left
 
 
 def _fill(
