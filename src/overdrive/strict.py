@@ -58,5 +58,5 @@ def _shown(name: str) -> str:
 
 
 def _plain(message: str) -> str:
-    message = message.removeprefix("Value error, ").removeprefix("Input ")
+    message = message.removeprefix("Value error, ").removeprefix("Input ").replace(" after validation", "")
     return message[:1].lower() + message[1:]

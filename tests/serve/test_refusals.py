@@ -182,6 +182,11 @@ def test_a_field_name_cannot_get_control_characters_or_length_into_messages(http
     assert len(error["message"]) < 300
 
 
+def test_an_empty_list_is_refused_without_words_about_how_it_was_checked(http):
+    error = http.post("/v1/chat/completions", json={"model": "tiny", "messages": []}).json()["error"]
+    assert error["message"] == "messages: list should have at least 1 item, not 0"
+
+
 def test_too_long_names_both_numbers(http):
     message = http.post("/v1/completions", json={**TEXT, "prompt": "x" * 300}).json()["error"]["message"]
     assert "301" in message
@@ -348,6 +353,22 @@ def test_unknown_paths_and_methods_have_the_same_shape(http):
     assert (response.status_code, error["type"], error["code"]) == (405, "invalid_request_error", "method_not_allowed")
     assert error["message"] == "GET is not what this path takes, which is POST"
     assert http.get("/v1/models/gpt").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/chat/completions", "there is nothing at '/chat/completions'; there is /v1/chat/completions"),
+        ("/v1/v1/completions", "there is nothing at '/v1/v1/completions'; there is /v1/completions"),
+        ("/v1/metrics", "there is nothing at '/v1/metrics'; there is /metrics"),
+        ("/v1/embeddings", "there is nothing at '/v1/embeddings'"),
+        ("/a%0Ab" + "c" * 1000, "there is nothing at '/a\\nb" + "c" * 96 + "'"),
+    ],
+)
+def test_a_path_that_is_not_there_is_named_and_the_one_meant(http, path, message):
+    """A base address without /v1, or with /v1 twice, is the first mistake of many."""
+    response = http.post(path, json={})
+    assert (response.status_code, response.json()["error"]["message"]) == (404, message)
 
 
 def test_a_dead_engine_ends_requests_with_an_error(make_server):

@@ -50,6 +50,7 @@ from overdrive.tools.turn import Asked
 M = TypeVar("M", bound=Model)
 BODY_SECONDS = 60
 MAX_METHOD = 20  # characters of a method's name in a message
+MAX_PATH = 100  # characters of a path in a message
 NO_CONTROL = "only a server started with --speculation-control lets this be changed"
 ELSEWHERE = {
     "reasoning_effort": "what the model's template knows of it goes into chat_template_kwargs, "
@@ -283,6 +284,13 @@ def _methods(app: FastAPI, path: str) -> str:
     return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
+def _no_such(app: FastAPI, path: str) -> str:
+    """Clients' base addresses differ in whether /v1 is part of them: it is often missing, or there twice."""
+    likely = [near for near in (f"/v1{path}", path.removeprefix("/v1")) if near != path and _methods(app, near)]
+    hint = f"; there is {likely[0]}" if likely else ""
+    return f"there is nothing at {path[:MAX_PATH]!r}{hint}"
+
+
 def _add_errors(app: FastAPI, gate: Gate) -> None:
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, BadRequest)
@@ -292,7 +300,9 @@ def _add_errors(app: FastAPI, gate: Gate) -> None:
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         headers, fault = error.headers or {}, BadRequest(str(error.detail), "", "not_found", error.status_code)
-        if error.status_code == 405:
+        if error.status_code == 404:
+            fault = BadRequest(_no_such(app, request.scope["path"]), "", "not_found", 404)
+        elif error.status_code == 405:
             headers = {**headers, "Allow": _methods(app, request.url.path) or headers.get("Allow", "")}
             taken = f"{request.method[:MAX_METHOD]} is not what this path takes, which is {headers['Allow']}"
             fault = BadRequest(taken, "", "method_not_allowed", 405)
