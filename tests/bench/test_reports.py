@@ -109,6 +109,13 @@ def test_auto_is_compared_with_the_best_other_arm_and_with_off(tmp_path):
     assert words[1].startswith("auto beside off: 1.470x")
 
 
+def test_auto_beside_off_alone_is_said_once(tmp_path):
+    speeds = {"off": STEADY["off"], "auto": STEADY["k3"]}
+    words = verdict(told(write_results(tmp_path / "r.jsonl", speeds, [1, 8])))
+    assert [line for line in words if line.startswith("auto beside")] == [words[0]]
+    assert words[0].startswith("auto beside off: 1.500x")
+
+
 def test_arms_take_turns_and_none_is_always_first():
     arms = [Arm(name, "http://x") for name in "abc"]
     order = ["".join(block.arm.name for block in blocks(arms, [1], 6))[i : i + 3] for i in range(0, 18, 3)]

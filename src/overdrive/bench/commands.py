@@ -35,7 +35,7 @@ Examples:
 
 bench = App(
     name="bench",
-    help="Measure any OpenAI-compatible server: arms take turns on the same prompts, and spread decides what is said.",
+    help="Measure any OpenAI-compatible server: arms take turns; a difference within the spread is no win.",
     help_format="plaintext",
     help_epilogue=EXAMPLES,
     default_parameter=Parameter(negative_iterable=()),

@@ -100,7 +100,7 @@ def _auto(table: Table) -> Iterator[str]:
             to_best.append(f"{ratio} of {best} {_at(mode, load)}")
         if OFF in others and (ratio := table.ratio(AUTO, OFF, load)):
             to_off.append(f"{ratio} {_at(mode, load)}")
-    if to_best:
+    if to_best and others != [OFF]:  # beside off alone, both lines would be the same
         yield f"auto beside the best other arm of each load: {'; '.join(to_best)}."
     if to_off:
         yield f"auto beside off: {'; '.join(to_off)}."
