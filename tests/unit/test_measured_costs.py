@@ -108,4 +108,5 @@ class Unsteady(Machine):
 def test_costs_of_a_busy_machine_are_in_doubt(share: float, load: float, said: str) -> None:
     found = measure_costs(Unsteady(share), SIZES, PLANS, lambda done, total: None)  # type: ignore[arg-type]
     doubt = found.doubt(load)
+    assert doubt.startswith("step costs were measured on a busy machine: " if said else "")
     assert said in doubt and bool(doubt) == bool(said) and "\n" not in doubt

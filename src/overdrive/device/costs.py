@@ -129,9 +129,11 @@ class Measured:
         load: processes that wanted to run while it was measured, for each of the machine's processors.
         """
         if load > BUSY_LOAD:
-            return f"costs were measured on a busy machine: {load:.1f} processes wanted each of its processors"
+            return f"step costs were measured on a busy machine: {load:.1f} processes wanted each of its processors"
         if self.scatter > BUSY_SCATTER:
-            return f"costs were measured on a busy machine: equal steps took up to {self.scatter:.1f} times as long"
+            return (
+                f"step costs were measured on a busy machine: equal steps took up to {self.scatter:.1f} times as long"
+            )
         return ""
 
 

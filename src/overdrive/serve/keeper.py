@@ -219,7 +219,7 @@ class EngineKeeper:
         client = self._life.client
         client.drain()
         if client.active:
-            log.warning("finishing %d answers; interrupt again to stop now", client.active)
+            log.warning("answers still running: %d; interrupt again to stop now", client.active)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(first_of(_idle(client), hurry.wait()), seconds)
         if client.active:
