@@ -16,7 +16,7 @@ from tests.loop.breaking import Breaking, once
 VOCAB = 2 * BIASES
 SEVERAL = tuple((token, 9.0) for token in range(BIASES + 3))  # more than there is room for at first
 HEAVY = SamplingParams(
-    max_tokens=9, logit_bias=SEVERAL, frequency_penalty=1.0, min_tokens=4, stop_token_ids=(5, 6), temperature=0.8
+    max_tokens=9, logit_bias=SEVERAL, frequency_penalty=-50.0, min_tokens=4, stop_token_ids=(5, 6), temperature=0.8
 )
 LIGHT = SamplingParams(max_tokens=9, temperature=0.0)
 
@@ -51,6 +51,29 @@ def test_the_next_request_of_a_slot_does_not_see_an_admission_that_failed(
             continue
         break
     assert at > 20
+
+
+@pytest.mark.parametrize("make", [SamplingState, StaticSamplingState])
+def test_what_a_slot_says_is_not_counted_for_another_after_an_admission_that_failed(make: MakeState) -> None:
+    """The penalised request that was in the slot is gone, and its line of counts may be another's by now."""
+
+    def said(state: SamplingState) -> list[int]:
+        state.admit(0, LIGHT, [1, 2, 3], 2)
+        state.admit(1, HEAVY, [1, 2, 3], 2)
+        state.absorb(torch.tensor([0]), torch.tensor([[9, 9]]), torch.tensor([2]))
+        return draws(state)
+
+    for at in count():
+        state = make(2, VOCAB, torch.float32)
+        state.admit(0, HEAVY, [1, 2, 3], 2)
+        try:
+            with Breaking(once(at, torch.OutOfMemoryError("broken"))):
+                state.admit(0, LIGHT, [1, 2, 3], 2)
+        except torch.OutOfMemoryError:
+            assert said(state) == said(make(2, VOCAB, torch.float32)), at
+            continue
+        break
+    assert at > 10
 
 
 def test_tables_that_graphs_know_do_not_move_by_halves() -> None:

@@ -78,7 +78,8 @@ def test_steps_that_take_longer_correct_their_cell_most_and_a_hiccup_hardly_anyt
         table.correct(64, 0, 0, 0, 1.2 * before.step(64, 0))
     off = {n: table.step(n, 0) / before.step(n, 0) for n in (64, 512, 2048)}
     assert off[64] == pytest.approx(1.2, abs=0.01)
-    assert 1.05 < off[2048] < off[512] < off[64]
+    assert off[2048] == pytest.approx(off[512])
+    assert 1.05 < off[512] < off[64]
     for nothing in (0.0, -1.0):
         table.correct(64, 0, 0, 0, nothing)
     assert table.step(64, 0) == pytest.approx(1.2 * before.step(64, 0), rel=0.01)

@@ -28,10 +28,9 @@ class TokenCounts:
 
     def forget(self, slot: int) -> None:
         """The slot's next request is not penalised."""
-        entry = self._held.pop(slot, None)
-        if entry is not None:
-            self._free.append(entry)
-            self.entry[slot] = -1
+        if slot in self._held:
+            self.entry[slot] = -1  # first: where this fails, the next one may not have the entry
+            self._free.append(self._held.pop(slot))
 
     def admit(self, slot: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Count afresh for `slot`: the first `prompt_len` of `tokens` are its prompt, the rest output so far."""
@@ -39,7 +38,7 @@ class TokenCounts:
         if entry is None:
             entry = self._take()
             self._held[slot] = entry
-            self.entry[slot] = entry
+        self.entry[slot] = entry  # in any case: the admission that took it may have failed here
         ids = torch.as_tensor(tokens, dtype=torch.int64, device=self.output.device)
         vocab_size = self.output.shape[1]
         self.prompt[entry] = False

@@ -19,8 +19,11 @@ MOST_EARLY = log(1.25)
 """The deviation that a point's first steps may correct at more than the usual rate; what is beyond has time."""
 
 SHARED = 0.5
-"""Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. The
-rest falls by half with every cell of distance."""
+"""Of a cell's correction, what every cell of the grid takes: clocks and neighbours on the machine slow all sizes. All
+others take the same, or those that no step teaches would drift: where sizes deviate one way and the other for good, as
+no surface lies between its points quite as steps do, only equal shares add up to nothing.
+
+Of an early one, which ends, near cells take more: the rest falls by half with every cell of distance."""
 
 MOST_OFF = log(2)
 """A step that took more than twice or less than half what was expected counts as one that took that."""
@@ -29,7 +32,7 @@ MOST_OFF = log(2)
 class Surface:
     """Seconds over two rising axes: linear between measured points and beyond them, never falling along either axis.
 
-    Where measured ones fall along the first axis they are taken for scattered, and level out at their mean.
+    Where measured or corrected ones fall along an axis they are taken for scattered, and level out at their mean.
 
     Beyond an axis' end they go on as they rise over the whole axis where the other one is largest; before its
     beginning they stay. Plain lists: a handful of numbers is read every step.
@@ -52,7 +55,7 @@ class Surface:
             raise ValueError("the sizes of a cost table must rise")
         if not (np.isfinite(self.measured) & (self.measured >= 0)).all():
             raise ValueError("costs must be finite and not negative")
-        self._log = np.zeros_like(self.measured)  # of the corrections, but for what all sizes took together
+        self._apart = self.measured  # with corrections, but for what all sizes took together
         self._worth = worth
         self._taught = np.zeros_like(self.measured)  # steps, by the point nearest to them
         self._together = 1.0
@@ -77,17 +80,18 @@ class Surface:
         early = max(0.0, steps / (self._worth + self._taught[i, j] + steps) - RATE * steps) * _bounded(
             ratio, MOST_EARLY
         )
-        near = SHARED + (1 - SHARED) * 0.5 ** self._distance(i, j)
-        self._log += near * (RATE * steps * _bounded(ratio) + early * self._new)
-        self._log[i, j] += early * (1 - self._new[i, j])
+        usual = RATE * steps * _bounded(ratio)
+        more = SHARED * usual + self._near(i, j) * early * self._new
+        more[i, j] = usual + early
+        self._apart = self._apart * np.exp(more)
         self._taught[i, j] += steps
         self._settle()
         return early
 
     def hint(self, first: float, second: float, early: float) -> None:
         """`correct` of another surface, at the same point, returned that: what no step has taught here goes along."""
-        distance = self._distance(_nearest(self.first, first), _nearest(self.second, second))
-        self._log += SHARED * (SHARED + (1 - SHARED) * 0.5**distance) * early * self._new
+        near = self._near(_nearest(self.first, first), _nearest(self.second, second))
+        self._apart = self._apart * np.exp(SHARED * near * early * self._new)
         self._settle()
 
     @property
@@ -95,10 +99,10 @@ class Surface:
         """[n, m], 1 where no step has taught anything, towards 0 where many have."""
         return 1 / (1 + self._taught / self._worth)
 
-    def _distance(self, i: int, j: int) -> np.ndarray:
-        """[n, m] of every point from that one, in points."""
+    def _near(self, i: int, j: int) -> np.ndarray:
+        """[n, m], shares of an early correction of that point that all others take."""
         n, m = self.measured.shape
-        return np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j)
+        return SHARED + (1 - SHARED) * 0.5 ** (np.abs(np.arange(n) - i)[:, None] + np.abs(np.arange(m) - j))
 
     def share(self, ratio: float, steps: int) -> None:
         """They were so on another surface: take the part that all sizes share. Costs next to nothing."""
@@ -106,13 +110,16 @@ class Surface:
 
     @property
     def corrected(self) -> np.ndarray:
-        """[n, m] seconds, measured and since corrected."""
-        return self._together * self.measured * np.exp(self._log)
+        """[n, m] seconds as they are read: measured, since corrected, rising."""
+        return self._together * self._apart
 
     def _settle(self) -> None:
-        """Make ready to be read."""
-        apart = self.measured * np.exp(self._log)
-        grid = np.maximum.accumulate(np.stack([rising(column) for column in apart.T], axis=1), axis=1)
+        """Make ready to be read. What falls is levelled for good: steps that deviate from a level one way here and the
+        other way there would move what is behind it ever further, and nobody would see that."""
+        grid = np.stack([rising(column) for column in self._apart.T], axis=1)
+        if (grid[:, 1:] < grid[:, :-1]).any():  # what levels one axis keeps the order along the other
+            grid = np.stack([rising(row) for row in grid])
+        self._apart = grid
         self._columns = grid.T.tolist()
         self._first_slope = float(grid[-1, -1] - grid[0, -1]) / max(self.first[-1] - self.first[0], 1e-9)
         self._second_slope = float(grid[-1, -1] - grid[-1, 0]) / max(self.second[-1] - self.second[0], 1e-9)
