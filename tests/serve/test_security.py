@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import re
+import socket
 import threading
 
 import httpx
@@ -238,6 +240,23 @@ def test_lines_of_text_cannot_be_forged():
         logging.getLogger("overdrive.test").info("request", extra={"fields": fields})
     (line,) = stream.getvalue().splitlines()
     assert line.endswith(' info request id=a code="x status=200\\nyesterday info request id=\\"b\\""')
+
+
+def test_clients_that_reset_their_connections_do_not_fill_the_log():
+    async def write_on() -> None:
+        ours, theirs = socket.socketpair()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+        theirs.close()
+        for _ in range(20):
+            transport.write(b"token")
+        transport.abort()
+
+    stream = io.StringIO()
+    with logs("text", "debug", stream):
+        asyncio.run(write_on())
+        logging.getLogger("asyncio").warning("something else")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("something else")
 
 
 def test_a_log_that_nobody_reads_holds_nothing_up():

@@ -29,6 +29,9 @@ from overdrive.serve.record import RequestRecord
 
 log = logging.getLogger("overdrive.serve")
 QUIET = frozenset({"/", "/live", "/health", "/ready", "/metrics"})  # asked for again and again, and by nobody in person
+GONE = "socket.send() raised exception."
+"""What asyncio says of every further write to a client that has gone: whoever resets many connections writes the log.
+The request's own line tells how it ended."""
 PLAIN = re.compile(r"[\w.:/+@<>-]*(?: < [\w.:/+@<>-]*)*")
 MOST_LINES = 10_000  # that wait to be written
 END_SECONDS = 1.0  # for the last lines to be written
@@ -145,6 +148,7 @@ class Lines(logging.Handler):
 def logs(form: LogFormat, level: LogLevel, stream: TextIO = sys.stderr) -> Iterator[None]:
     """Everything that is logged meanwhile goes to `stream`; other libraries' lines from warnings on."""
     handler = Lines(stream)
+    handler.addFilter(lambda record: record.msg != GONE)
     handler.setFormatter(JsonForm() if form == "json" else TextForm())
     root = logging.getLogger()
     ours = logging.getLogger("overdrive")
