@@ -122,6 +122,26 @@ def wanted(at: World, seed: int) -> steps.Wanted:
     return steps.Wanted(slots, most.to(slots.device), newest=False, tokens=128, fed=step)
 
 
+def test_passes_that_are_not_recorded_share_one_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows they have: what is compiled while requests wait holds all of them up."""
+    from overdrive.draft.eagle3 import step_kernels
+
+    class Launched:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *_, **constants: seen.setdefault(constants.pop("FED"), set()).add(str(constants))
+
+    seen: dict[bool, set[str]] = {}
+    rows = set()
+    monkeypatch.setattr(step_kernels, "_plan_pairs", Launched())
+    for seed in range(40):
+        at = world(seed, "cpu")
+        want = wanted(at, seed)
+        if not want.newest:
+            rows.add(len(want.slots))
+            step_kernels.plan_pairs(at.state, at.head, want, torch.ones(64, dtype=torch.int64))
+    assert len(rows) > 3 and [len(found) for found in seen.values()] == [1, 1]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_pairs(device: str) -> None:
     from overdrive.draft.eagle3 import step_kernels

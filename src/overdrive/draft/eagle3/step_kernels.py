@@ -20,6 +20,10 @@ from overdrive.draft.padded import DescribedRows, PaddedDrafts
 FEW = 64
 """Tokens up to which a program moves a small part of a token's taps, so that there are enough programs."""
 
+MANY = 256
+"""Rows that passes are compiled for which are not recorded: one binary serves all of them. Else the first prompts that
+come two, four, .. at once would each wait a quarter of a second for theirs."""
+
 _SLOTS = ["slots", "most", "computed", "stops", "oldest", "gaps", "fed_rows", "fed_offsets", "fed_positions"]
 
 
@@ -72,7 +76,7 @@ def plan_pairs(state: SlotState, head: HeadSlots, wanted: Wanted, firsts: Tensor
         WIDTH=width,
         PART=part,
         PARTS=parts,
-        ROWS=triton.next_power_of_2(n_rows),
+        ROWS=triton.next_power_of_2(n_rows if wanted.newest else max(n_rows, MANY)),
         num_warps=4 if part <= 1024 else 8,
     )
     batch = Batch(ids, positions, of_row, offsets, table, firsts[:n_rows], gaps.view(n_rows, 2), writes, last)
