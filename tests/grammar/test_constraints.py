@@ -317,6 +317,28 @@ def test_threads_help_where_masks_are_slow(monkeypatch: pytest.MonkeyPatch, seco
     assert (timed.helpers, timed.walked) == (helpers, 20)
 
 
+class Written(Timed):
+    """One whose masks a library writes, in as many seconds."""
+
+    def write(self, lines, line: int) -> bool:
+        self.now += self.seconds
+        return True
+
+
+@pytest.mark.parametrize(("seconds", "walked", "helpers"), [(0.00001, 0, 0), (0.001, 19, 3)])
+def test_threads_help_where_a_library_proves_slow_at_masks(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, walked: int, helpers: int
+) -> None:
+    timed, walker = Written(seconds), Walker(4)
+    walker.close()
+    monkeypatch.setattr("overdrive.grammar.walker.time", timed)
+    walker._pool = timed
+    sheet = blank_sheet(20, 20, 1, WORDS, (0, 0))
+    walker.fill([(row, timed, []) for row in range(20)], sheet)
+    assert (timed.walked, timed.helpers) == (walked, helpers)
+    assert sorted(sheet.index[:, 0]) == list(range(20))
+
+
 def test_what_is_free_is_legal() -> None:
     free = Free()
     free.accept(3)

@@ -108,9 +108,15 @@ class _Filling:
 
 
 def _write(chains: Sequence[Numbered], sheet: MaskSheet) -> list[Numbered]:
-    """The masks of rows without drafts, as far as a library can write them all alone. Returns the others."""
-    lines, written, left = Lines.of(sheet.bits), [], []
-    for number, chain in chains:
+    """The masks of rows without drafts, as far as a library can write them all alone, and for as long as that is quick.
+    Returns the others, which threads may share."""
+    lines, started = Lines.of(sheet.bits), time.perf_counter()
+    written: list[tuple[int, int]] = []
+    left: list[Numbered] = []
+    for done, (number, chain) in enumerate(chains):
+        if done and time.perf_counter() - started > SLOW_SECONDS * done:
+            left += chains[done:]
+            break
         if chain[1].write(lines, number):
             written.append((chain[0], number))
         else:
